@@ -1,0 +1,1 @@
+"""The program: command line, demonstration, benchmarks and fault campaigns."""
