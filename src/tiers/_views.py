@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from tiers._layout import KEY, VALUE, PageLayout, PageOrder
 from transfer._errors import LayoutMismatch, SpanError
@@ -51,17 +51,16 @@ class CacheKind(StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """A checked cache: hand `planes` and the view itself to ``Pool.over``.
+    """A checked cache: ``Pool.over(view.tensors, view)`` makes a pool of it.
 
     Attributes:
-        planes: one tensor for each plane, its first axis the block.
-        block_layout: where each layer's components lie in a block of those planes.
-        blocks: number of blocks.
+        tensors: the memory of each component by (name, layer), shape (blocks, *page axes); views
+            of the caller's tensors.
+        block_layout: the same as extents, each in a plane of its own, with the real strides.
     """
 
-    planes: tuple[torch.Tensor, ...]
+    tensors: dict[tuple[str, int | None], torch.Tensor]
     block_layout: BlockLayout
-    blocks: int
 
 
 def view_cache(
@@ -89,108 +88,75 @@ def view_cache(
         raise LayoutMismatch(f"page order: found {layout.order}, expected {kind.order} of {kind}")
     if len(tensors) != layout.layers:
         raise LayoutMismatch(f"layers: found {len(tensors)}, expected {layout.layers}")
-    builder = _Builder(layout, kind, padded=padded)
+    if kind.combined and (layout.value, layout.value_width) != (layout.key, layout.head_dim):
+        raise LayoutMismatch(
+            f"{kind}: found values {layout.value}[{layout.value_width}], "
+            f"expected {layout.key}[{layout.head_dim}] like the keys"
+        )
+    parts: dict[tuple[str, int | None], torch.Tensor] = {}
     for layer, members in enumerate(tensors):
-        builder.add(layer, members)
-    return CacheView(
-        tuple(builder.planes),
-        BlockLayout(tuple(builder.extents), tuple(builder.plane_bytes)),
-        builder.blocks,
+        parts |= _layer_parts(layout, layer, members, kind, padded=padded)
+    blocks = {part.shape[0] for part in parts.values()}
+    if len(blocks) != 1:
+        raise LayoutMismatch(f"blocks: found {sorted(blocks)}, expected the same in every tensor")
+    extents = tuple(
+        Extent(
+            name,
+            tuple(part.shape[1:]),
+            _dtype_name(part),
+            layer=layer,
+            plane=plane,
+            strides=tuple(part.stride()[1:]),
+        )
+        for plane, ((name, layer), part) in enumerate(parts.items())
     )
+    return CacheView(parts, BlockLayout(extents, tuple(e.span for e in extents)))
 
 
-class _Builder:
-    """Planes and extents gathered layer by layer."""
+def _layer_parts(
+    layout: PageLayout,
+    layer: int,
+    members: Sequence[torch.Tensor],
+    kind: CacheKind,
+    *,
+    padded: bool,
+) -> dict[tuple[str, int | None], torch.Tensor]:
+    """Check one layer's tensors and take its components out of them, block axis first."""
+    names = [KEY] if layout.value is None else [KEY, VALUE]
+    count = 1 if kind.combined else len(names)
+    if len(members) != count:
+        raise LayoutMismatch(f"layer {layer}: found {len(members)} tensors, expected {count}")
+    for name, tensor in zip(names, members, strict=False):
+        _check(layout, kind, name, tensor, where=f"layer {layer} {name} as {kind.value}")
+        _check_strides(f"layer {layer} {name} as {kind.value}", tensor, padded=padded)
+        _check_allocation(f"layer {layer} {name} as {kind.value}", tensor)
+    if kind.combined:
+        axis = kind.value.index("C")
+        members = [members[0].select(axis, index) for index in (0, 1)]
+    if kind is CacheKind.LATENT:
+        members = [tensor.unsqueeze(2) for tensor in members]
+    return {(name, layer): tensor for name, tensor in zip(names, members, strict=True)}
 
-    def __init__(self, layout: PageLayout, kind: CacheKind, *, padded: bool) -> None:
-        self.layout = layout
-        self.kind = kind
-        self.padded = padded
-        self.planes: list[torch.Tensor] = []
-        self.extents: list[Extent] = []
-        self.plane_bytes: list[int] = []
-        self.blocks = -1
 
-    def add(self, layer: int, members: Sequence[torch.Tensor]) -> None:
-        """Check one layer's tensors and place their components."""
-        names = [KEY] if self.layout.value is None else [KEY, VALUE]
-        count = 1 if self.kind.combined else len(names)
-        if len(members) != count:
-            raise LayoutMismatch(
-                f"layer {layer}: found {len(members)} tensors, expected {count} for {self.kind}"
-            )
-        if self.kind.combined:
-            self._combined(layer, members[0])
-            return
-        for name, tensor in zip(names, members, strict=True):
-            self._check(layer, name, tensor)
-            self._place(tensor, [(name, layer, 0, self._inner(tensor, "B"))])
-
-    def _combined(self, layer: int, tensor: torch.Tensor) -> None:
-        if self.layout.value != self.layout.key or (
-            self.layout.value_width != self.layout.head_dim
-        ):
-            raise LayoutMismatch(
-                f"{self.kind}: found values {self.layout.value}[{self.layout.value_width}], "
-                f"expected {self.layout.key}[{self.layout.head_dim}] like the keys"
-            )
-        self._check(layer, "key and value", tensor)
-        if self.kind.value.startswith("C"):
-            for index, name in enumerate((KEY, VALUE)):
-                half = tensor[index]
-                self._place(half, [(name, layer, 0, self._inner(half, "CB"))])
-            return
-        step = tensor.stride(self.kind.value.index("C")) * tensor.element_size()
-        inner = self._inner(tensor, "BC")
-        self._place(tensor, [(KEY, layer, 0, inner), (VALUE, layer, step, inner)])
-
-    def _inner(self, tensor: torch.Tensor, outer: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides of one component of one block; a head axis is put in when absent."""
-        letters = self.kind.value.replace("C", "") if outer == "CB" else self.kind.value
-        pairs = [
-            (size, stride)
-            for letter, size, stride in zip(letters, tensor.shape, tensor.stride(), strict=True)
-            if letter not in outer
-        ]
-        if "H" not in self.kind.value:
-            pairs.insert(1, (1, 1))
-        return tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
-
-    def _place(
-        self, plane: torch.Tensor, parts: list[tuple[str, int, int, tuple[Any, Any]]]
-    ) -> None:
-        index = len(self.planes)
-        dtype = _dtype_name(plane)
-        placed = [
-            Extent(name, shape, dtype, offset=offset, layer=layer, plane=index, strides=strides)
-            for name, layer, offset, (shape, strides) in parts
-        ]
-        self.planes.append(plane)
-        self.extents += placed
-        self.plane_bytes.append(max(e.offset + e.span for e in placed))
-
-    def _check(self, layer: int, name: str, tensor: torch.Tensor) -> None:
-        where = f"layer {layer} {name} as {self.kind.value}"
-        expected = self.layout.value if name == VALUE else self.layout.key
-        if _dtype_name(tensor) != expected:
-            raise LayoutMismatch(f"{where}: found {_dtype_name(tensor)}, expected {expected}")
-        sizes = {
-            "T": self.layout.page_size,
-            "H": self.layout.kv_heads,
-            "D": self.layout.value_width if name == VALUE else self.layout.head_dim,
-            "C": 2,
-        }
-        letters = self.kind.value
-        if "B" in letters and tensor.dim() == len(letters):
-            sizes["B"] = tensor.shape[letters.index("B")]
-        wanted = tuple(sizes.get(letter, -1) for letter in letters)
-        if tuple(tensor.shape) != wanted:
-            raise LayoutMismatch(f"{where}: found shape {tuple(tensor.shape)}, expected {wanted}")
-        if self.blocks not in {-1, sizes["B"]}:
-            raise LayoutMismatch(f"{where}: found {sizes['B']} blocks, expected {self.blocks}")
-        self.blocks = sizes["B"]
-        _check_strides(where, tensor, padded=self.padded)
-        _check_allocation(where, tensor)
+def _check(
+    layout: PageLayout, kind: CacheKind, name: str, tensor: torch.Tensor, *, where: str
+) -> None:
+    """Dtype, rank and sizes are the layout's."""
+    expected = layout.value if name == VALUE else layout.key
+    if _dtype_name(tensor) != expected:
+        raise LayoutMismatch(f"{where}: found {_dtype_name(tensor)}, expected {expected}")
+    sizes = {
+        "T": layout.page_size,
+        "H": layout.kv_heads,
+        "D": layout.value_width if name == VALUE else layout.head_dim,
+        "C": 2,
+    }
+    axes = kind.value
+    if tensor.dim() == len(axes):
+        sizes["B"] = tensor.shape[axes.index("B")]
+    wanted = tuple(sizes.get(axis, -1) for axis in axes)
+    if tuple(tensor.shape) != wanted or ("H" not in axes and layout.kv_heads != 1):
+        raise LayoutMismatch(f"{where}: found shape {tuple(tensor.shape)}, expected {wanted}")
 
 
 def _check_strides(where: str, tensor: torch.Tensor, *, padded: bool) -> None:

@@ -1,0 +1,131 @@
+"""Working memory of the FP8 codec, and how an array is cut into pieces that fit it.
+
+Torch operators work on the scratch alone: contiguous, of one dtype, and of fewer elements than torch
+would hand to threads of its own. Copying in and out goes through numpy, which takes any strides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    Bits: TypeAlias = npt.NDArray[Any]
+
+WIDE: Final = 32_512
+"""Elements of a piece for operators: a multiple of 128 below the 32768 from which torch uses threads."""
+LOOKUP: Final = 262_144
+"""Elements of a piece for table lookups, which torch runs in the calling thread."""
+
+
+@final
+class Scratch:
+    """Arrays of one thread, each beside the torch tensor that shares its memory."""
+
+    def __init__(self) -> None:
+        import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
+
+        self.wide = np.zeros(WIDE, np.float32)
+        self.wide_tensor = torch.from_numpy(self.wide)
+        self.pairs_tensor = self.wide_tensor.view(torch.float64)
+        self.narrow = np.zeros(LOOKUP, np.uint16)
+        narrow = torch.from_numpy(self.narrow.view(np.int16))
+        self.narrow_tensors = {
+            "bfloat16": narrow.view(torch.bfloat16),
+            "float16": narrow.view(torch.float16),
+        }
+        self.narrow_pairs_tensor = narrow.view(torch.int32)
+        self.codes = np.zeros(LOOKUP, np.uint8)
+        self.codes_tensor = torch.from_numpy(self.codes)
+        self.index = np.zeros(LOOKUP, np.int32)
+        self.index_tensor = torch.from_numpy(self.index)
+        self.encode_table = np.zeros(65536, np.uint8)
+        self.encode_table_tensor = torch.from_numpy(self.encode_table)
+        self.decode_table = np.zeros(65536, np.uint32)
+        self.decode_table_tensor = torch.from_numpy(self.decode_table.view(np.int32))
+        self._scales = np.zeros(0, np.float32)
+
+    def scales(self, count: int) -> npt.NDArray[np.float32]:
+        """Room for `count` scales; grows to the largest number asked for."""
+        if len(self._scales) < count:
+            self._scales = np.zeros(count, np.float32)
+        return self._scales[:count]
+
+
+def merge_axes(arrays: Sequence[Bits], kept: Sequence[bool]) -> tuple[list[Bits], tuple[bool, ...]]:
+    """View arrays of one shape with as few axes as their strides and `kept` allow.
+
+    Neighbouring axes become one when every array runs through them without a step and both have
+    scales of their own, or neither. Axes of size 1 go. At least one axis stays.
+    """
+    shape = arrays[0].shape
+    sizes: list[int] = []
+    flags: list[bool] = []
+    last: list[int] = []
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        steps = [a.strides[axis] for a in arrays]
+        if (
+            sizes
+            and flags[-1] == kept[axis]
+            and all(before == step * size for before, step in zip(last, steps, strict=True))
+        ):
+            sizes[-1] *= size
+        else:
+            sizes.append(size)
+            flags.append(kept[axis])
+        last = steps
+    new = tuple(sizes) or (1,)
+    return [a.reshape(new) for a in arrays], tuple(flags) or (False,)
+
+
+def pieces(shape: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
+    """Cut a shape into boxes of at most `limit` elements, in row-major order.
+
+    A box is whole along the inner axes, so that in a dense array it is one run of memory.
+    """
+    inner = 1
+    axis = len(shape)
+    while axis and inner * shape[axis - 1] <= limit:
+        axis -= 1
+        inner *= shape[axis]
+    if axis == 0:
+        yield tuple(slice(0, n) for n in shape)
+        return
+    step = max(limit // inner, 1)
+    tail = tuple(slice(0, n) for n in shape[axis:])
+    for outer in itertools.product(*(range(n) for n in shape[: axis - 1])):
+        head = tuple(slice(i, i + 1) for i in outer)
+        for start in range(0, shape[axis - 1], step):
+            yield (*head, slice(start, min(start + step, shape[axis - 1])), *tail)
+
+
+def split_shape(
+    shape: tuple[int, ...], kept: Sequence[bool], parts: int
+) -> list[tuple[slice, ...]]:
+    """At most `parts` boxes that cover `shape`.
+
+    Cut along an axis with scales of its own where one is long enough, since threads then share no
+    scale; else along the longest axis.
+    """
+    if math.prod(shape) == 0 or parts < 2:
+        return [tuple(slice(0, n) for n in shape)]
+    own = [i for i, keep in enumerate(kept) if keep and shape[i] >= parts]
+    axis = max(own or range(len(shape)), key=lambda i: shape[i])
+    parts = min(parts, shape[axis])
+    bounds = [shape[axis] * part // parts for part in range(parts + 1)]
+    whole = [slice(0, n) for n in shape]
+    return [(*whole[:axis], slice(a, b), *whole[axis + 1 :]) for a, b in itertools.pairwise(bounds)]
+
+
+def scale_box(box: tuple[slice, ...], kept: Sequence[bool]) -> tuple[slice, ...]:
+    """The part of the scales, axis by axis, that belongs to a box of the values."""
+    return tuple(part if keep else slice(0, 1) for part, keep in zip(box, kept, strict=True))

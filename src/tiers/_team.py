@@ -1,0 +1,112 @@
+"""Threads that share one job, and the memory they work in.
+
+The caller of `Team.run` works too, and returns only when every thread has: nothing of the job is
+left running behind it, whichever task failed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+    from typing import Self
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@final
+class Workspace:
+    """One thread's memory, kept from job to job."""
+
+    def __init__(self) -> None:
+        self._kept: dict[type, object] = {}
+
+    def of(self, kind: type[S]) -> S:
+        """The workspace's only instance of `kind`, made without arguments when first asked for."""
+        known = self._kept.get(kind)
+        if not isinstance(known, kind):
+            known = self._kept[kind] = kind()
+        return known
+
+
+@final
+class Team:
+    """Up to `threads` threads, the caller's among them.
+
+    Args:
+        threads: how many work on one job; with 1 no thread is started.
+
+    Raises:
+        ValueError: fewer than 1.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        if threads < 1:
+            raise ValueError(f"threads: found {threads}, expected at least 1")
+        self.threads = threads
+        self._idle: list[Workspace] = []
+        self._helpers: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
+
+    @contextmanager
+    def workspace(self) -> Iterator[Workspace]:
+        """A workspace that no other thread has."""
+        found = self._idle.pop() if self._idle else Workspace()
+        try:
+            yield found
+        finally:
+            self._idle.append(found)
+
+    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Run every task and give their results in order.
+
+        Raises:
+            Exception: that of the first task that failed, once all have ended.
+        """
+        if self.threads == 1 or len(tasks) < 2:
+            return [task() for task in tasks]
+        futures: list[Future[T]] = []
+        try:
+            futures += [self._executor().submit(task) for task in tasks[1:]]
+            first = tasks[0]()
+        finally:
+            wait(futures)
+        return [first, *(future.result() for future in futures)]
+
+    def _executor(self) -> ThreadPoolExecutor:
+        """The helpers; new ones in a forked child, where the parent's do not exist."""
+        if self._helpers is None or self._process != os.getpid():
+            self._process = os.getpid()
+            self._helpers = ThreadPoolExecutor(self.threads - 1, "kvhold-codec")
+        return self._helpers
+
+    def close(self) -> None:
+        """End the helpers; the team can be used again."""
+        helpers, self._helpers = self._helpers, None
+        if helpers is not None and self._process == os.getpid():
+            helpers.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def shares(count: int, parts: int) -> list[range]:
+    """`count` things in at most `parts` consecutive ranges of nearly equal length, none empty."""
+    parts = min(parts, count)
+    bounds = [count * part // parts for part in range(parts + 1)] if parts else []
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]
