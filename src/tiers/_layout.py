@@ -129,6 +129,9 @@ class PageLayout:
         object.__setattr__(self, "order", PageOrder(self.order))
         if self.scope is not None:
             object.__setattr__(self, "scope", ScaleScope(self.scope))
+        # Stated even when it is the default, so that equal pages are equal layouts.
+        width = None if self.value is None else self.value_width
+        object.__setattr__(self, "value_dim", width)
         sizes = (self.layers, self.page_size, self.kv_heads, self.head_dim, self.value_width)
         if min(sizes[:4]) < 1 or (self.value is not None and sizes[4] < 1):
             raise LayoutMismatch(
