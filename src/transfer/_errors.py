@@ -106,6 +106,10 @@ class WrongPool(BadWork):
     """A block of another pool, engine or thread than the one that may use it."""
 
 
+class WrongThread(WrongPool):
+    """A call from another thread or loop than the one that the engine and its pools belong to."""
+
+
 class WrongDevice(BadWork):
     """No device of this engine does this work on this kind of memory."""
 

@@ -18,6 +18,7 @@ from transfer._errors import (
     PoolBusy,
     PoolExhausted,
     WrongPool,
+    WrongThread,
 )
 from transfer._extent import copy_runs
 from transfer._handle import Block, Blocks, Lease
@@ -113,7 +114,7 @@ class Pool:
         Raises:
             PoolExhausted: too few are free; says who has them.
             LeaseError: the pool is closed.
-            WrongPool: called from another thread than the engine's.
+            WrongThread: called from another thread than the engine's.
         """
         self.check_thread()
         if self._closed:
@@ -134,7 +135,7 @@ class Pool:
         Raises:
             PoolExhausted: the pool is smaller than `count`.
             LeaseError: the pool is closed.
-            WrongPool: called from another thread than the engine's.
+            WrongThread: called from another thread than the engine's.
         """
         self.check_thread()
         if count > self.blocks:
@@ -260,14 +261,24 @@ class Pool:
         self.user = user
         self._thread = threading.get_ident()
 
+    def disown(self) -> None:
+        """The engine is closed: any thread may release leases and close the pool.
+
+        Nobody can be waiting on a loop that is gone, so waiters are forgotten, not woken.
+        """
+        self.user = None
+        self._thread = None
+        self.book.unheld.clear()
+        self._line = Line()
+
     def check_thread(self) -> None:
         """Refuse a foreign thread.
 
         Raises:
-            WrongPool: the pool belongs to another thread's engine.
+            WrongThread: the pool belongs to another thread's engine.
         """
         if self._thread is not None and self._thread != threading.get_ident():
-            raise WrongPool(
+            raise WrongThread(
                 f"{self.name} belongs to the thread of {self.user!r} "
                 f"({self._thread}), not to thread {threading.get_ident()}"
             )

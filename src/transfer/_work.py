@@ -321,7 +321,11 @@ class FileRemove:
     """
 
     path: Path
-    missing_ok: bool = False
+    missing_ok: bool
+
+    def __init__(self, path: str | Path, *, missing_ok: bool = False) -> None:
+        object.__setattr__(self, "path", Path(path))
+        object.__setattr__(self, "missing_ok", missing_ok)
 
     @property
     def route(self) -> Route:

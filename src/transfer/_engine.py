@@ -1,0 +1,399 @@
+"""The engine: admission, waiting, leaving. A thin shell around the ledger, on any anyio loop."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, final
+
+import anyio
+import anyio.lowlevel
+
+from transfer._drain import wait_decided, wait_owned, wait_unstoppable
+from transfer._errors import (
+    CompletionLost,
+    EngineClosed,
+    NotPosted,
+    WouldBlock,
+)
+from transfer._home import Home
+from transfer._ledger import Ledger
+from transfer._operation import Operation, Transition
+from transfer._reaper import Reaper
+from transfer._routing import UNSET, Routing
+from transfer._statistics import Statistics, observe
+from transfer._wait import Line, wait_woken
+from transfer._work import Copy, handle_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+    from typing import Self
+
+    from transfer._device import Device
+    from transfer._lane import Lane
+    from transfer._work import HandleLike, Work
+
+
+@final
+class Engine:
+    """Runs work on devices and keeps every buffer owned until there is proof that it is quiet.
+
+    Use it as ``async with Engine(HostDevice()) as engine``; leaving waits until nothing is in
+    flight. An engine belongs to the loop and thread that started it, and may be started again
+    after it was closed.
+
+    Args:
+        devices: each kind of work and memory resolves to exactly one of them.
+        in_flight_max: operations admitted per device, prepared ones included.
+        in_flight_bytes_max: bytes admitted per device; a larger single operation goes alone.
+        quarantine_bytes_max: past this many quarantined bytes a device accepts no new work; no
+            bound when None.
+        drain_deadline: seconds that leaving waits before it gives up on what is still in flight.
+        trace: called with every `Transition`; its exceptions are counted and never matter.
+        name: for messages and the names of things.
+
+    Raises:
+        WrongDevice: no device, or two that serve the same route.
+    """
+
+    def __init__(
+        self,
+        *devices: Device,
+        in_flight_max: int = 4096,
+        in_flight_bytes_max: int = 16 << 30,
+        quarantine_bytes_max: int | None = None,
+        drain_deadline: float = 30.0,
+        trace: Callable[[Transition], None] | None = None,
+        name: str = "engine",
+    ) -> None:
+        self.name = name
+        self._in_flight_max = in_flight_max
+        self._in_flight_bytes_max = in_flight_bytes_max
+        self._drain_deadline = drain_deadline
+        self._routing = Routing(devices)
+        self._lanes = self._routing.lanes
+        self._lines = {lane: Line() for lane in self._lanes}
+        self._ledger = Ledger(
+            self, trace=trace, quarantine_bytes_max=quarantine_bytes_max, settled=self._left
+        )
+        self._reaper = Reaper(self._lanes, self._ledger)
+        self._home = Home(name)
+        self._idle: list[Callable[[], None]] = []
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<{self.name} on {self._routing.names}>"
+
+    def __del__(self) -> None:
+        # A guard for objects whose constructor raised.
+        home = getattr(self, "_home", None)
+        if home is not None and home.ours:
+            warnings.warn(
+                f"{self.name} was never closed: leave `async with`, or call aclose() or "
+                f"close_sync()",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+
+    # Starting and leaving
+
+    def start(self) -> None:
+        """Bind the engine to the running loop and start its devices.
+
+        For frameworks whose start and stop run in different tasks; otherwise use `async with`.
+
+        Raises:
+            EngineClosed: it is already started.
+            RuntimeError: the caller runs on no loop.
+        """
+        loop = self._home.bind()
+        self._ledger.silent = False
+        self._closing = False
+        started = False
+        try:
+            for lane in self._lanes:
+                lane.device.start()
+            started = True
+        finally:
+            if not started:
+                self._stop()
+        self._reaper.attach(loop)
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def drain(self) -> None:
+        """Wait until nothing is in flight; new work is still accepted meanwhile."""
+        self._home.check()
+        while self._busy():
+            await wait_woken(self._idle)
+
+    async def aclose(self) -> None:
+        """Refuse new work, wait until nothing is in flight, stop the devices. May be repeated.
+
+        Goes on waiting after every cancellation, and raises one again at the end. At the drain
+        deadline what is prepared is cancelled and the rest is given up.
+
+        Raises:
+            CompletionLost: the end of some operations could not be learnt by then; their blocks
+                stay quarantined.
+        """
+        if self._home.loop is None:
+            return
+        self._home.check()
+        self._refuse()
+        caught = await wait_unstoppable(
+            lambda: not self._busy(), self._idle, deadline=self._drain_deadline
+        )
+        lost = self._give_up()
+        self._stop()
+        if lost:
+            raise self._lost(lost)
+        if caught is not None:
+            raise caught
+
+    def close_sync(self, deadline: float = 30.0) -> None:
+        """Close from any thread once the loop is gone; may be repeated, and takes late proofs.
+
+        Args:
+            deadline: seconds to wait for what is in flight; the rest is given up.
+
+        Raises:
+            EngineClosed: the loop still runs; use `aclose` there.
+            CompletionLost: the end of some operations could not be learnt.
+        """
+        loop = self._home.loop
+        if loop is not None and not loop.gone():
+            raise EngineClosed(f"the loop of {self!r} still runs; expected `await aclose()` there")
+        self._ledger.silent = True
+        for pool in list(self._ledger.pools):
+            pool.disown()
+        self._refuse()
+        self._reaper.wait_sync(self._busy, deadline)
+        self._give_up()
+        self._stop()
+        still = [op for lane in self._lanes for op in lane.lost]
+        if still:
+            raise self._lost(still)
+
+    def _lost(self, ops: list[Operation]) -> CompletionLost:
+        return CompletionLost(
+            f"{self!r} closed with {len(ops)} operations whose end cannot be learnt: "
+            f"{', '.join(map(repr, ops[:8]))}"
+        )
+
+    def _refuse(self) -> None:
+        self._closing = True
+        for line in self._lines.values():
+            line.wake_all()
+
+    def _give_up(self) -> list[Operation]:
+        """Cancel what was never posted, lose the rest; what was lost."""
+        left = [op for lane in self._lanes for op in lane.live]
+        for op in left:
+            if not op.posted:
+                self._ledger.cancel(op)
+        lost = [op for op in left if not op.decided]
+        for op in lost:
+            self._ledger.lose(op, TimeoutError("still in flight at the drain deadline"))
+        return lost
+
+    def _stop(self) -> None:
+        for lane in self._lanes:
+            lane.device.close()
+        for pool in list(self._ledger.pools):
+            pool.disown()
+        self._reaper.detach()
+        self._home.loop = None
+
+    # Submitting
+
+    async def submit(self, work: Work, *, after: object = UNSET, name: str = "") -> Operation:
+        """Admit, prepare and post; or leave prepared behind its predecessors.
+
+        Args:
+            work: the descriptor.
+            after: what it is ordered behind: an Operation, a stream or event of a device, a tuple
+                of these, or ``()``. Required where device memory is touched. Recorded now, before
+                admission is awaited.
+            name: for messages.
+
+        Raises:
+            BadWork, LeaseError: the request is wrong; nothing was taken.
+            SubmitError: the device refused; nothing was posted.
+            CompletionLost: posted, but its end cannot be learnt.
+            DevicePoisoned, EngineClosed: no new work.
+        """
+        lane, preds = self._begin(work, after)
+        line = self._lines[lane]
+        nbytes = work.nbytes
+        if line.free(lambda: self._fits(lane, nbytes)):
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await line.wait(lambda: self._fits(lane, nbytes))
+        self._check_open()
+        return self._start(work, lane, preds, name)
+
+    def submit_nowait(self, work: Work, *, after: object = UNSET, name: str = "") -> Operation:
+        """As `submit`, without waiting for admission.
+
+        Raises:
+            WouldBlock: it would have to wait.
+        """
+        lane, preds = self._begin(work, after)
+        if not self._lines[lane].free(lambda: self._fits(lane, work.nbytes)):
+            raise WouldBlock(
+                f"{lane.device.name} has {lane.admitted} operations and {lane.nbytes} bytes "
+                f"admitted; at most {self._in_flight_max} and {self._in_flight_bytes_max}"
+            )
+        return self._start(work, lane, preds, name)
+
+    async def run(
+        self, work: Work, *, after: object = UNSET, name: str = "", leave: bool = False
+    ) -> None:
+        """Do `work` and return when it has completed.
+
+        When this returns, or raises anything but a cancellation or `CompletionLost`, nothing of it
+        is in flight. Cancelled, it leaves at once and the blocks stay held; on foreign memory it
+        leaves only when they are quiet.
+
+        Args:
+            work: the descriptor.
+            after: as for `submit`.
+            name: for messages.
+            leave: on foreign memory, leave at once too; then ``await block.wait_unheld()`` is the
+                only permission to reuse.
+
+        Raises:
+            OperationFailed: the device is done, with an error; the destination is undefined.
+            CompletionLost: its end cannot be learnt; replaces a cancellation that was held back.
+            BadWork, LeaseError, SubmitError, DevicePoisoned, EngineClosed: as for `submit`.
+        """
+        op = await self.submit(work, after=after, name=name)
+        await wait_owned(op, self._ledger.cancel, leave=leave)
+        op.raise_outcome()
+
+    async def copy(
+        self,
+        src: HandleLike,
+        dst: HandleLike,
+        *,
+        after: object = UNSET,
+        names: Iterable[str] | None = None,
+        leave: bool = False,
+    ) -> None:
+        """Copy blocks into as many others; `run` of a `Copy`.
+
+        Args:
+            src: blocks to read.
+            dst: blocks to write.
+            after: as for `submit`.
+            names: copy these tensors only.
+            leave: as for `run`.
+        """
+        await self.run(Copy(src, dst, names=names), after=after, leave=leave)
+
+    def _begin(self, work: Work, after: object) -> tuple[Lane, tuple[Operation, ...]]:
+        """All that is checked and recorded at the call."""
+        self._home.check()
+        self._check_open()
+        lane = self._routing.lane_for(work)
+        lane.device.check(work)
+        return lane, self._routing.predecessors(self._ledger, work, lane, after)
+
+    def _start(self, work: Work, lane: Lane, preds: tuple[Operation, ...], name: str) -> Operation:
+        loop = self._home.check()
+        op = self._ledger.prepare(work, lane, preds, name=name)
+        op.since = loop.time()
+        self._ledger.start(op)
+        return op
+
+    def _fits(self, lane: Lane, nbytes: int) -> bool:
+        """Whether there is room; also true when waiting for it has become pointless."""
+        if self._closing or lane.poisoned is not None:
+            return True
+        return lane.admitted < self._in_flight_max and (
+            lane.admitted == 0 or lane.nbytes + nbytes <= self._in_flight_bytes_max
+        )
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise EngineClosed(f"{self!r} is closing: no new work")
+
+    # What operations ask for (Driver)
+
+    def cancel(self, op: Operation) -> None:
+        """See `Operation.cancel`."""
+        self._home.check()
+        self._ledger.cancel(op)
+
+    async def wait(self, op: Operation) -> None:
+        """See `Operation.wait`."""
+        await wait_decided(op)
+        op.raise_outcome()
+
+    async def wait_posted(self, op: Operation) -> None:
+        """See `Operation.wait_posted`."""
+        await wait_decided(op, posted=True)
+        if not op.posted:
+            op.raise_outcome()
+
+    def order_before(self, op: Operation, stream: object) -> None:
+        """See `Operation.order_before`."""
+        self._home.check()
+        lane = self._routing.stream_lane(stream)
+        if op.settled:
+            return
+        if op.fence is None or not lane.device.can_wait(op.fence):
+            raise NotPosted(
+                f"{op!r} of {op.lane.device.name}: {stream!r} can only wait for posted work of "
+                f"its own device; `await op.wait_posted()`, or `await op.wait()`"
+            )
+        lane.device.join(stream, op.fence)
+        key = lane.device.stream_key(stream)
+        if key is not None:
+            lane.cover(key, op)
+
+    def finish(self, op: Operation, stream: object | None) -> None:
+        """See `Operation.finish`."""
+        self._home.check()
+        if op.fence is None:
+            raise NotPosted(f"{op!r} is not posted; there is nothing to finish")
+        op.lane.device.finish(op.fence, stream)
+
+    # What the ledger asks for
+
+    def _left(self, lane: Lane) -> None:
+        """The ledger says that an operation left the live ones of `lane`."""
+        if self._ledger.silent:
+            return
+        self._lines[lane].wake()
+        if self._idle and not self._busy():
+            for callback in list(self._idle):
+                callback()
+
+    def _busy(self) -> bool:
+        return any(lane.live for lane in self._lanes)
+
+    # Looking
+
+    def statistics(self) -> Statistics:
+        """A frozen snapshot."""
+        return observe(self._ledger, self._lanes)
+
+    def holders(self, handle: HandleLike | None = None) -> list[Operation]:
+        """The operations that hold blocks of `handle`, or any blocks at all."""
+        if handle is None:
+            return [op for lane in self._lanes for op in (*lane.live, *lane.lost) if op.holds]
+        given = handle_of(handle)
+        return [op for op in given.pool.holders(given) if isinstance(op, Operation)]

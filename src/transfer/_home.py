@@ -1,0 +1,70 @@
+"""The process, thread and loop that an engine lives in."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, final
+
+from transfer._errors import EngineClosed, ForkDetected, WrongThread
+from transfer._loop import current_loop
+
+if TYPE_CHECKING:
+    from transfer._loop import Loop
+
+
+@final
+class Home:
+    """Where an engine was started, if it is.
+
+    Attributes:
+        loop: the loop, None while the engine is not started.
+    """
+
+    __slots__ = ("_name", "_pid", "loop")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pid = 0
+        self.loop: Loop | None = None
+
+    @property
+    def ours(self) -> bool:
+        """Whether the engine is started, and in this process."""
+        return self.loop is not None and self._pid == os.getpid()
+
+    def bind(self) -> Loop:
+        """Settle on the running loop.
+
+        Raises:
+            EngineClosed: the engine is already started.
+            RuntimeError: the caller runs on no loop.
+        """
+        if self.loop is not None:
+            raise EngineClosed(f"{self._name} is already started; expected it closed")
+        self.loop = current_loop()
+        self._pid = os.getpid()
+        return self.loop
+
+    def check(self) -> Loop:
+        """Refuse a call from anywhere else.
+
+        Raises:
+            EngineClosed: the engine is not started.
+            ForkDetected: it was started in another process.
+            WrongThread: it belongs to another thread's loop, or to one that is gone.
+        """
+        loop = self.loop
+        if loop is None:
+            raise EngineClosed(f"{self._name} is not started")
+        if self._pid != os.getpid():
+            raise ForkDetected(
+                f"{self._name} was started in process {self._pid}, this is {os.getpid()}: its "
+                f"threads did not survive the fork; start workers with spawn, or start the engine "
+                f"in them"
+            )
+        if not loop.here():
+            raise WrongThread(
+                f"{self._name} belongs to another thread's loop, or to a loop that is gone; use "
+                f"EngineThread from other threads, close_sync() when the loop is gone"
+            )
+        return loop

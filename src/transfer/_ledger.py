@@ -1,0 +1,392 @@
+"""The sans-IO engine: who holds what, what may be posted, what an event means. No clock, no await.
+
+Everything happens on one thread. An interrupt (Ctrl-C) may strike between any two lines: each step
+first records what keeps a buffer owned, and steps are repeatable, so an interrupt can leave a
+block owned for too long, and never gives one out early.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, final
+from weakref import WeakSet
+
+from transfer._book import Hold
+from transfer._boundary import Tracer, post
+from transfer._errors import (
+    CompletionLost,
+    DevicePoisoned,
+    HoldConflict,
+    OperationFailed,
+    SubmitError,
+    TransferError,
+)
+from transfer._fence import Completion, Fence
+from transfer._lane import Lane, Marker
+from transfer._operation import Driver, Operation, Transition
+from transfer._order import (
+    bequeath,
+    descendants,
+    merge,
+    ordered_after,
+    overwritten,
+    reads_any,
+    spread,
+    unsettled,
+    written,
+)
+from transfer._state import SETTLED, Event, State
+from transfer._work import Copy, Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from transfer._handle import Handle
+    from transfer._memory import Pool
+    from transfer._work import Work
+
+
+@final
+class Ledger:
+    """All operations of one engine.
+
+    Args:
+        driver: what the operations ask for waiting and cancelling.
+        trace: called with every transition; its exceptions are counted and never matter.
+        quarantine_bytes_max: past this many quarantined bytes a device accepts no new work.
+        settled: called with the lane whenever an operation of it has left the live ones.
+
+    Attributes:
+        stray_completions: completions that matched no operation, or one that had ended.
+        pools: every pool that was used.
+        silent: the loop is gone, so nobody is woken any more.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        trace: Callable[[Transition], None] | None = None,
+        quarantine_bytes_max: int | None = None,
+        settled: Callable[[Lane], None] | None = None,
+    ) -> None:
+        self.tracer = None if trace is None else Tracer(trace)
+        self.stray_completions = 0
+        self.pools: WeakSet[Pool] = WeakSet()
+        self.silent = False
+        self._driver = driver
+        self._quarantine_bytes_max = quarantine_bytes_max
+        self._settled = settled
+        self._serial = 0
+        self._fences: dict[Fence, Operation] = {}
+        self._ready: deque[Operation] = deque()
+
+    # Beginning
+
+    def prepare(
+        self, work: Work, lane: Lane, after: Sequence[Operation] = (), *, name: str = ""
+    ) -> Operation:
+        """Take the holds of `work`, or nothing.
+
+        Raises:
+            StaleBlock: a block's lease ended.
+            HoldConflict: another operation touches a block, one of the two writes, and the order
+                between them is not recorded.
+            WrongPool: a pool of another engine or thread.
+        """
+        preds = unsettled(after) if after else {}
+        claims = self._claims(work, preds)
+        self._serial += 1
+        op = Operation(self._serial, name or type(work).__name__, work, lane, self._driver)
+        op.holds = tuple(Hold(handle, op, writing=writing) for handle, writing in claims)
+        lane.live[op] = None
+        lane.admitted += 1
+        lane.nbytes += work.nbytes
+        lane.submitted += 1
+        for hold in op.holds:
+            hold.handle.pool.book.take(hold)
+        self._link(op, preds)
+        if after:
+            self._inherit(op, after)
+        return op
+
+    def _claims(self, work: Work, preds: dict[Operation, None]) -> list[tuple[Handle, bool]]:
+        """Every handle with whether it is written, after all checks."""
+        claims = [(handle, False) for handle in work.reads]
+        claims += [(handle, True) for handle in work.writes]
+        for handle, writing in claims:
+            pool = handle.pool
+            if pool.user is not self._driver:
+                pool.adopt(self._driver)
+                self.pools.add(pool)
+            pool.check_thread()
+            pool.book.check(handle)
+            for hold in pool.book.conflicts(handle, writing=writing):
+                owner = hold.owner
+                if not (isinstance(owner, Operation) and ordered_after(preds, owner)):
+                    raise HoldConflict(
+                        f"{work!r} would {'write' if writing else 'read'} {handle!r}, which "
+                        f"{owner!r} {'writes' if hold.writing else 'reads'}; expected after= to "
+                        f"name that operation"
+                    )
+        return claims
+
+    @staticmethod
+    def _link(op: Operation, preds: dict[Operation, None]) -> None:
+        for earlier in preds:
+            op.before[earlier] = None
+            earlier.after[op] = None
+
+    @staticmethod
+    def _inherit(op: Operation, after: Sequence[Operation]) -> None:
+        """Take over undefined bytes from predecessors that have already ended."""
+        for earlier in after:
+            if earlier.taint is None:
+                continue
+            if reads_any(op.work, earlier.taint):
+                op.spoiled = OperationFailed(f"{earlier!r} left bytes undefined that it reads")
+            left = overwritten(op.work, earlier.taint)
+            if left:
+                op.taint = merge(op.taint, left)
+
+    def mark(self, lane: Lane, fence: Fence, covered: Iterable[Operation]) -> Operation:
+        """A place in a stream, behind `covered`, as something to wait for."""
+        self._serial += 1
+        op = Operation(self._serial, "marker", Marker(), lane, self._driver)
+        lane.live[op] = None
+        self._link(op, dict.fromkeys(covered))
+        op.apply(Event.SUBMIT, self.tracer)
+        op.posted = True
+        op.fence = fence
+        self._fences[fence] = op
+        return op
+
+    def start(self, op: Operation) -> None:
+        """Post a prepared operation now if its predecessors allow, else when they do.
+
+        Raises:
+            SubmitError: the device refused; nothing was posted and the holds have ended.
+            DevicePoisoned: the device accepts no work; the same.
+            BaseException: an interrupt struck while posting; the operation is quarantined.
+        """
+        doomed = next((p for p in op.before if p.state is State.QUARANTINED), None)
+        if doomed is not None:
+            op.spoiled = OperationFailed(f"the end of its predecessor {doomed!r} cannot be learnt")
+        struck = self._try_post(op)
+        self.advance()
+        if struck is not None:
+            raise struck
+
+    # Posting
+
+    def _try_post(self, op: Operation) -> BaseException | None:
+        """Post if nothing stands in the way; what struck while posting, if anything did."""
+        if op.state is not State.PREPARED:
+            return None
+        if op.spoiled is not None:
+            self._settle(op, Event.FAIL, op.spoiled)
+            return None
+        device = op.lane.device
+        for earlier in op.before:
+            if earlier.fence is None or not device.can_wait(earlier.fence):
+                return None
+        if op.lane.poisoned is not None:
+            poisoned = DevicePoisoned(str(op.lane.poisoned))
+            self._settle(op, Event.FAIL, poisoned)
+            return poisoned
+        return self._post(op)
+
+    def _post(self, op: Operation) -> BaseException | None:
+        waits = [p.fence for p in op.before if p.fence is not None]
+        # Before the call: an interrupt in the device can then never leave posted work looking
+        # unposted.
+        op.posted = True
+        op.apply(Event.SUBMIT, self.tracer)
+        work = op.work
+        if isinstance(work, Copy) and work.nbytes == 0:
+            self._arrive(op, None)
+            return None
+        outcome = post(op, waits, self._fences)
+        if outcome.refused is not None:
+            op.posted = False
+            self._settle(op, Event.FAIL, outcome.refused)
+            return outcome.refused
+        if outcome.lost is not None:
+            self._lose(op, outcome.lost)
+            return outcome.lost
+        if isinstance(work, Launch) and work.stream is not None:
+            key = op.lane.device.stream_key(work.stream)
+            if key is not None:
+                op.lane.cover(key, op)
+        self._ready.extend(op.after)
+        self._wake(op)
+        return None
+
+    def advance(self) -> None:
+        """Post everything whose predecessors now allow it.
+
+        Raises:
+            BaseException: an interrupt struck while posting; everything else goes on at the next
+                call. A device's refusal is kept for whoever waits for the operation.
+        """
+        while self._ready:
+            struck = self._try_post(self._ready[0])
+            self._ready.popleft()
+            if struck is not None and not isinstance(struck, Exception):
+                raise struck
+
+    # Ending
+
+    def complete(self, completion: Completion) -> None:
+        """Take a completion from a device."""
+        op = self._fences.get(completion.fence)
+        if op is None:
+            self.stray_completions += 1
+        elif op.state in SETTLED:
+            self._finish(op)  # an interrupt struck while it was settled
+        elif completion.lost:
+            self._complete_lost(op, completion)
+        elif op.state is State.QUARANTINED:
+            self._settle(op, Event.QUIESCE, op.error)
+        else:
+            self._arrive(op, completion)
+        self.advance()
+
+    def _complete_lost(self, op: Operation, completion: Completion) -> None:
+        error = completion.error or CompletionLost("the device gave no reason")
+        if completion.poisoned:
+            self.poison(op.lane, error)
+        elif op.state is not State.QUARANTINED:
+            self._lose(op, error)
+
+    def _arrive(self, op: Operation, completion: Completion | None) -> None:
+        """Its own work is quiet. It settles behind its predecessors, never before them."""
+        if completion is not None:
+            op.parked = completion
+            self._fences.pop(completion.fence, None)
+        elif op.parked is None:
+            op.parked = Completion(Fence())
+        if any(p.state is not State.QUARANTINED for p in op.before):
+            return
+        error = op.parked.error
+        if error is not None:
+            failure = OperationFailed(f"{op.name}: {error}")
+            failure.__cause__ = error
+            self._settle(op, Event.FAIL, failure)
+        elif op.spoiled is not None:
+            self._settle(op, Event.FAIL, op.spoiled)
+        else:
+            self._settle(op, Event.COMPLETE, None)
+
+    def cancel(self, op: Operation) -> None:
+        """Say that the result is unwanted."""
+        if op.state in SETTLED:
+            return
+        op.apply(Event.CANCEL, self.tracer)
+        if op.state is State.CANCELLED:
+            self._finish(op)
+            self.advance()
+
+    def lose(self, op: Operation, error: BaseException) -> None:
+        """Give up on learning the end of a posted operation."""
+        if op.state in (State.IN_FLIGHT, State.ABANDONED):
+            self._lose(op, error)
+            self.advance()
+
+    def poison(self, lane: Lane, error: BaseException) -> None:
+        """A device lost its context: nothing in flight on it can be learnt of any more."""
+        lane.poisoned = DevicePoisoned(f"{lane.device.name}: {error}")
+        lane.poisoned.__cause__ = error
+        for op in list(lane.live):
+            if op.state is State.PREPARED:
+                self._settle(op, Event.FAIL, DevicePoisoned(str(lane.poisoned)))
+            elif op.parked is None:
+                self.lose(op, error)
+        self.advance()
+
+    def _lose(self, op: Operation, error: BaseException) -> None:
+        for hold in op.holds:
+            hold.handle.pool.book.quarantine(hold)
+        lost = CompletionLost(f"{type(error).__name__}: {error}")
+        lost.__cause__ = error
+        op.error = lost
+        op.apply(Event.LOSE, self.tracer)
+        lane = op.lane
+        lane.losses += 1
+        lane.lost[op] = sum(hold.handle.nbytes for hold in op.holds)
+        self._leave(op)
+        reason = OperationFailed(f"the end of its predecessor {op!r} cannot be learnt")
+        for later in descendants(op):
+            later.spoiled = later.spoiled or reason
+            if later.state is State.PREPARED:
+                self._settle(later, Event.FAIL, later.spoiled)
+            elif later.parked is not None:
+                self._arrive(later, None)
+        bound = self._quarantine_bytes_max
+        if bound is not None and sum(lane.lost.values()) > bound and lane.poisoned is None:
+            lane.poisoned = DevicePoisoned(
+                f"{lane.device.name}: {sum(lane.lost.values())} bytes are quarantined, "
+                f"at most {bound} are allowed"
+            )
+        self._wake(op)
+
+    def _settle(
+        self, op: Operation, event: Event, error: TransferError | SubmitError | None
+    ) -> None:
+        op.error = error
+        op.apply(event, self.tracer)
+        self._finish(op)
+
+    def _finish(self, op: Operation) -> None:
+        """Everything that follows from being settled; may be repeated."""
+        for hold in op.holds:
+            pool = hold.handle.pool
+            pool.book.end(hold)
+            pool.wake_line()
+        lane = op.lane
+        if op in lane.live or op in lane.lost:
+            lane.ended[op.state] += 1
+            if op.state is State.COMPLETED:
+                lane.moved += op.work.nbytes
+        self._leave(op)
+        lane.lost.pop(op, None)
+        if op.fence is not None:
+            self._fences.pop(op.fence, None)
+        if op.state is not State.COMPLETED:
+            self._pass_on(op)
+        for later in list(op.after):
+            later.before.pop(op, None)
+            if later.parked is None:
+                self._ready.append(later)
+            elif later.state not in SETTLED:
+                self._arrive(later, None)
+        op.after = {}
+        if op.posted:
+            op.before = {}
+        self._wake(op)
+
+    def _pass_on(self, op: Operation) -> None:
+        """An operation that did not complete: its successors inherit what that means."""
+        if not op.posted:
+            bequeath(op)
+        op.taint = merge(op.taint, written(op.work))
+        reason = OperationFailed(f"its predecessor {op!r} did not complete")
+        reason.__cause__ = op.error
+        for reader in spread(op, op.taint):
+            reader.spoiled = reader.spoiled or reason
+
+    def _leave(self, op: Operation) -> None:
+        """Take an operation out of the live ones; may be repeated."""
+        lane = op.lane
+        if op in lane.live:
+            del lane.live[op]
+            if not isinstance(op.work, Marker):
+                lane.admitted -= 1
+                lane.nbytes -= op.work.nbytes
+            if self._settled is not None:
+                self._settled(lane)
+
+    def _wake(self, op: Operation) -> None:
+        if op.watchers and not self.silent:
+            for callback in list(op.watchers):
+                callback()

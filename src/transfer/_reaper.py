@@ -1,0 +1,79 @@
+"""Taking completions from the devices, on the loop or, once that is gone, on any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transfer._lane import Lane
+    from transfer._ledger import Ledger
+    from transfer._loop import Loop
+
+REAP_AT_ONCE: Final = 128
+"""Completions taken in one loop callback, so that other callbacks get their turn."""
+
+
+@final
+class Reaper:
+    """Moves completions from the devices' queues to the ledger.
+
+    It runs as a loop callback and not as a task, so nothing can cancel it.
+    """
+
+    def __init__(self, lanes: list[Lane], ledger: Ledger) -> None:
+        self._lanes = lanes
+        self._ledger = ledger
+        self._loop: Loop | None = None
+
+    def attach(self, loop: Loop) -> None:
+        """Take completions on `loop` from now on, those that wait included."""
+        self._loop = loop
+        for lane in self._lanes:
+            lane.device.completions.wake = self._ring
+        self._ring()
+
+    def detach(self) -> None:
+        """Leave completions where they are; they are late proofs for `wait_sync`."""
+        self._loop = None
+
+    def _ring(self) -> None:
+        """Called by any thread when completions are there."""
+        loop = self._loop
+        if loop is not None:
+            loop.post(self._reap_some)
+
+    def _reap_some(self) -> None:
+        self.reap(limit=REAP_AT_ONCE)
+
+    def reap(self, *, limit: int | None = None) -> None:
+        """Hand what is there to the ledger, at most `limit` of them, and ring for the rest."""
+        taken = 0
+        for lane in self._lanes:
+            queue = lane.device.completions
+            queue.open()
+            while queue.items:
+                if taken == limit:
+                    queue.ring()
+                    break
+                # Taken out after it was acted on: an interrupt makes it be seen twice, not never.
+                self._ledger.complete(queue.items[0])
+                queue.items.popleft()
+                taken += 1
+
+    def wait_sync(self, busy: Callable[[], bool], deadline: float) -> None:
+        """Reap on this thread until nothing is in flight or `deadline` seconds have passed."""
+        rung = threading.Event()
+        for lane in self._lanes:
+            lane.device.completions.wake = rung.set
+        end = time.monotonic() + deadline
+        while True:
+            rung.clear()
+            self.reap()
+            left = end - time.monotonic()
+            if not busy() or left <= 0:
+                return
+            rung.wait(left)

@@ -1,0 +1,173 @@
+"""The engine for programs without an event loop: a loop of its own, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TypeVar, final, overload
+
+import anyio
+import anyio.from_thread
+
+from transfer._errors import EngineClosed
+from transfer._routing import UNSET
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from types import TracebackType
+    from typing import Any, Self
+
+    from transfer._engine import Engine
+    from transfer._handle import Block, Blocks, Lease
+    from transfer._memory import Pool
+    from transfer._operation import Operation
+    from transfer._work import HandleLike, Work
+
+T = TypeVar("T")
+
+
+@final
+class EngineThread:
+    """Runs an `Engine` on a daemon thread; every method may be called from any other thread.
+
+    Use it as ``with EngineThread(engine) as thread``. Leaving drains as the engine does.
+
+    Args:
+        engine: an engine that is not started.
+        uvloop: run on uvloop where it is installed.
+    """
+
+    def __init__(self, engine: Engine, *, uvloop: bool = True) -> None:
+        self.engine = engine
+        self._uvloop = uvloop
+        self._portal: anyio.from_thread.BlockingPortal | None = None
+        self._thread: threading.Thread | None = None
+        self._leave: anyio.Event | None = None
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """Start the thread, the loop and the engine.
+
+        Raises:
+            EngineClosed: it is already started.
+        """
+        if self._thread is not None:
+            raise EngineClosed(f"the thread of {self.engine!r} is already started")
+        ready = threading.Event()
+        self._error = None
+        self._thread = threading.Thread(
+            target=self._main, args=(ready,), name=f"kvhold-{self.engine.name}-loop", daemon=True
+        )
+        self._thread.start()
+        ready.wait()
+        if self._portal is None:
+            self._join()
+
+    def close(self) -> None:
+        """Drain and stop; may be repeated.
+
+        Raises:
+            CompletionLost: as `Engine.aclose`.
+        """
+        portal, leave = self._portal, self._leave
+        if portal is not None and leave is not None:
+            portal.call(leave.set)
+        if self._thread is not None:
+            self._join()
+
+    def _join(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _main(self, ready: threading.Event) -> None:
+        try:
+            anyio.run(
+                self._serve,
+                ready,
+                backend="asyncio",
+                backend_options={"use_uvloop": self._uvloop},
+            )
+        except BaseException as error:  # noqa: BLE001 - carried to whoever started or closes it
+            self._error = error
+        finally:
+            self._portal = None
+            ready.set()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        leave = self._leave = anyio.Event()
+        async with self.engine, anyio.from_thread.BlockingPortal() as portal:
+            self._portal = portal
+            ready.set()
+            await leave.wait()
+            self._portal = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a plain function on the engine's thread and return what it returns.
+
+        Raises:
+            EngineClosed: the thread is not started.
+        """
+        return self._running().call(function, *args)
+
+    def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run an async function on the engine's loop, e.g. one that drives a store."""
+        return self._running().call(function, *args)
+
+    def _running(self) -> anyio.from_thread.BlockingPortal:
+        portal = self._portal
+        if portal is None:
+            raise EngineClosed(f"the thread of {self.engine!r} is not started")
+        return portal
+
+    # The engine's verbs
+
+    @overload
+    def lease(self, pool: Pool) -> Lease[Block]: ...
+    @overload
+    def lease(self, pool: Pool, count: int) -> Lease[Blocks]: ...
+    def lease(self, pool: Pool, count: int | None = None) -> Lease[Block] | Lease[Blocks]:
+        """As `Pool.lease`."""
+        return self.call(pool.lease) if count is None else self.call(pool.lease, count)
+
+    def release(self, lease: Lease[Block] | Lease[Blocks]) -> None:
+        """As `Lease.release`."""
+        self.call(lease.release)
+
+    def submit_nowait(self, work: Work, *, after: object = UNSET, name: str = "") -> Operation:
+        """As `Engine.submit_nowait`; what `after` names is recorded before this returns.
+
+        Returns once the operation is posted, or prepared behind a predecessor, or refused: the
+        calling thread may queue more work on its stream afterwards, and it will not be waited for.
+        """
+        return self.call(lambda: self.engine.submit_nowait(work, after=after, name=name))
+
+    def wait(self, op: Operation) -> None:
+        """As `Operation.wait`, blocking the calling thread."""
+        self.run(op.wait)
+
+    def poll(self, ops: Sequence[Operation]) -> list[Operation]:
+        """Those of `ops` that are settled or lost; never blocks on a device."""
+        return [op for op in ops if op.decided]
+
+    def cancel(self, op: Operation) -> None:
+        """As `Operation.cancel`."""
+        self.call(op.cancel)
+
+    def holders(self, handle: HandleLike | None = None) -> list[Operation]:
+        """As `Engine.holders`."""
+        return self.call(self.engine.holders, handle)
