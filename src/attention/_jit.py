@@ -1,0 +1,318 @@
+"""The Triton kernels themselves; `attention.kernels` says what they compute and launches them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _length(indptr: Any, last: Any, request: Any, page: tl.constexpr) -> Any:
+    """First page of a request in the table, its pages, its tokens."""
+    first = tl.load(indptr + request)
+    count = tl.load(indptr + request + 1) - first
+    tokens = (count - 1) * page + tl.load(last + request)
+    return first, count, tl.where(count > 0, tokens, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tile_pages(  # noqa: PLR0917 - a device function
+    indices: Any, first: Any, count: Any, start: Any, tokens: tl.constexpr, page: tl.constexpr
+) -> Any:
+    """Page of each of `tokens` keys from `start` on (a multiple of tokens), int64."""
+    if tokens % page == 0:
+        many: tl.constexpr = tokens // page
+        at = start // page + tl.arange(0, many)
+        ids = tl.load(indices + first + at, mask=at < count, other=0).to(tl.int64)
+        return tl.reshape(tl.broadcast_to(ids[:, None], [many, page]), [tokens])
+    else:  # noqa: RET505 - Triton compiles one branch only if both are written out
+        at = (start + tl.arange(0, tokens)) // page
+        return tl.load(indices + first + at, mask=at < count, other=0).to(tl.int64)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _step(  # noqa: PLR0917 - a device function
+    query: Any,
+    keys: Any,
+    values: Any,
+    scales: Any,
+    seen: Any,
+    peak: Any,
+    total: Any,
+    acc: Any,
+    factor: Any,
+    by_token: tl.constexpr,
+) -> Any:
+    """One step of the softmax: keys [tokens, dim], values [tokens, dim], seen [rows, tokens]."""
+    scores = tl.dot(query, tl.trans(keys)) * factor
+    scores = tl.where(seen, scores, -float("inf"))
+    above = tl.maximum(peak, tl.max(scores, 1))
+    shift = tl.where(above == -float("inf"), 0.0, above)
+    weights = tl.exp2(scores - shift[:, None])
+    fade = tl.exp2(peak - shift)
+    total = total * fade + tl.sum(weights, 1)
+    acc = acc * fade[:, None]
+    if by_token:
+        largest = tl.maximum(tl.max(scales, 0), 1e-30)
+        weights = weights * (scales / largest)[None, :]
+        acc += tl.dot(weights.to(tl.float16), values.to(tl.float16)) * largest
+    else:
+        acc = tl.dot(weights.to(tl.float16), values.to(tl.float16), acc)
+    return above, total, acc
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def decode(  # noqa: PLR0917 - a kernel
+    query: Any,
+    key: Any,
+    value: Any,
+    scale: Any,
+    indptr: Any,
+    indices: Any,
+    last: Any,
+    out: Any,
+    lse: Any,
+    factor: Any,
+    q_row: Any,
+    q_head: Any,
+    k_page: Any,
+    k_slot: Any,
+    k_head: Any,
+    v_page: Any,
+    v_slot: Any,
+    v_head: Any,
+    s_page: Any,
+    s_slot: Any,
+    s_head: Any,
+    splits: Any,
+    heads: Any,
+    group: tl.constexpr,
+    rows: tl.constexpr,
+    blocks: tl.constexpr,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+    page: tl.constexpr,
+    tokens: tl.constexpr,
+    by_token: tl.constexpr,
+    stages: tl.constexpr,
+) -> None:
+    """One split of one request and KV head: out [batch, splits, heads, dim], lse without dim."""
+    kv = tl.program_id(0) // blocks
+    row = (tl.program_id(0) % blocks) * rows + tl.arange(0, rows)
+    request = tl.program_id(1)
+    first, count, length = _length(indptr, last, request, page)
+    chunk = tl.cdiv(tl.cdiv(length, splits), tokens) * tokens
+    begin = tl.program_id(2) * chunk
+    end = tl.minimum(begin + chunk, length)
+    d = tl.arange(0, width)
+    n = tl.arange(0, tokens)
+    head = kv * group + row
+    live = row < group
+    inside = d < dim
+    at = request.to(tl.int64) * q_row + head * q_head
+    q = tl.load(query + at[:, None] + d[None, :], mask=live[:, None] & inside[None, :], other=0.0)
+    peak = tl.full([rows], -float("inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    acc = tl.zeros([rows, width], tl.float32)
+    for start in tl.range(begin, end, tokens, num_stages=stages):
+        pages = _tile_pages(indices, first, count, start, tokens, page)
+        slot = (start + n) % page
+        seen = start + n < end
+        fill = seen[:, None] & inside[None, :]
+        k_at = pages * k_page + slot * k_slot + kv * k_head
+        keys = tl.load(key + k_at[:, None] + d[None, :], mask=fill, other=0.0)
+        v_at = pages * v_page + slot * v_slot + kv * v_head
+        values = tl.load(value + v_at[:, None] + d[None, :], mask=fill, other=0.0)
+        scales = n
+        if by_token:
+            s_at = pages * s_page + slot * s_slot + kv * s_head
+            scales = tl.load(scale + s_at, mask=seen, other=0.0)
+        peak, total, acc = _step(
+            q, keys, values, scales, seen[None, :], peak, total, acc, factor, by_token
+        )
+    if not by_token:
+        acc = acc * tl.load(scale + kv * s_head)
+    place = (request.to(tl.int64) * splits + tl.program_id(2)) * heads + head
+    norm = tl.where(total > 0, total, 1.0)
+    tl.store(lse + place, peak + tl.log2(norm), mask=live)
+    result = (acc / norm[:, None]).to(out.dtype.element_ty)
+    where = place[:, None] * dim + d[None, :]
+    tl.store(out + where, result, mask=live[:, None] & inside[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def merge(  # noqa: PLR0917 - a kernel
+    part: Any,
+    sums: Any,
+    out: Any,
+    lse: Any,
+    splits: Any,
+    heads: Any,
+    many: tl.constexpr,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """Join the splits of one request and query head."""
+    request = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    s = tl.arange(0, many)
+    d = tl.arange(0, width)
+    place = (request * splits + s) * heads + head
+    live = s < splits
+    found = tl.load(sums + place, mask=live, other=-float("inf"))
+    peak = tl.max(found, 0)
+    shift = tl.where(peak == -float("inf"), 0.0, peak)
+    weights = tl.exp2(found - shift)
+    total = tl.sum(weights, 0)
+    fill = live[:, None] & (d < dim)[None, :]
+    parts = tl.load(part + place[:, None] * dim + d[None, :], mask=fill, other=0.0)
+    norm = tl.where(total > 0, total, 1.0)
+    merged = tl.sum(parts * weights[:, None], 0) / norm
+    target = request * heads + head
+    tl.store(out + target * dim + d, merged.to(out.dtype.element_ty), mask=d < dim)
+    tl.store(lse + target, peak + tl.log2(norm))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def prefill(  # noqa: PLR0917 - a kernel
+    query: Any,
+    key: Any,
+    value: Any,
+    scale: Any,
+    indptr: Any,
+    indices: Any,
+    last: Any,
+    starts: Any,
+    out: Any,
+    lse: Any,
+    factor: Any,
+    q_row: Any,
+    q_head: Any,
+    k_page: Any,
+    k_slot: Any,
+    k_head: Any,
+    v_page: Any,
+    v_slot: Any,
+    v_head: Any,
+    s_page: Any,
+    s_slot: Any,
+    s_head: Any,
+    heads: Any,
+    group: tl.constexpr,
+    rows: tl.constexpr,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+    page: tl.constexpr,
+    tokens: tl.constexpr,
+    by_token: tl.constexpr,
+    causal: tl.constexpr,
+    stages: tl.constexpr,
+) -> None:
+    """A block of rows of one request and KV head; a row is one (new token, query head)."""
+    request = tl.program_id(2)
+    kv = tl.program_id(1)
+    base = tl.load(starts + request)
+    fresh = tl.load(starts + request + 1) - base
+    if tl.program_id(0) * rows >= fresh * group:
+        return
+    first, count, length = _length(indptr, last, request, page)
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    token = row // group
+    head = kv * group + row % group
+    live = token < fresh
+    d = tl.arange(0, width)
+    n = tl.arange(0, tokens)
+    inside = d < dim
+    at = (base + token).to(tl.int64) * q_row + head * q_head
+    q = tl.load(query + at[:, None] + d[None, :], mask=live[:, None] & inside[None, :], other=0.0)
+    limit = length - fresh + token if causal else length - 1 + 0 * token
+    end = tl.minimum(length, tl.max(tl.where(live, limit, -1), 0) + 1)
+    peak = tl.full([rows], -float("inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    acc = tl.zeros([rows, width], tl.float32)
+    for start in tl.range(0, end, tokens, num_stages=stages):
+        pages = _tile_pages(indices, first, count, start, tokens, page)
+        slot = (start + n) % page
+        held = start + n < length
+        fill = held[:, None] & inside[None, :]
+        k_at = pages * k_page + slot * k_slot + kv * k_head
+        keys = tl.load(key + k_at[:, None] + d[None, :], mask=fill, other=0.0)
+        v_at = pages * v_page + slot * v_slot + kv * v_head
+        values = tl.load(value + v_at[:, None] + d[None, :], mask=fill, other=0.0)
+        scales = n
+        if by_token:
+            s_at = pages * s_page + slot * s_slot + kv * s_head
+            scales = tl.load(scale + s_at, mask=held, other=0.0)
+        seen = held[None, :] & (start + n[None, :] <= limit[:, None])
+        peak, total, acc = _step(q, keys, values, scales, seen, peak, total, acc, factor, by_token)
+    if not by_token:
+        acc = acc * tl.load(scale + kv * s_head)
+    norm = tl.where(total > 0, total, 1.0)
+    place = (base + token).to(tl.int64) * heads + head
+    tl.store(lse + place, peak + tl.log2(norm), mask=live)
+    result = (acc / norm[:, None]).to(out.dtype.element_ty)
+    where = place[:, None] * dim + d[None, :]
+    tl.store(out + where, result, mask=live[:, None] & inside[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def append(  # noqa: PLR0917 - a kernel
+    key: Any,
+    value: Any,
+    slots: Any,
+    key_pages: Any,
+    value_pages: Any,
+    scale: Any,
+    lost: Any,
+    i_token: Any,
+    i_head: Any,
+    j_token: Any,
+    j_head: Any,
+    k_page: Any,
+    k_slot: Any,
+    k_head: Any,
+    v_page: Any,
+    v_slot: Any,
+    v_head: Any,
+    s_page: Any,
+    s_slot: Any,
+    s_head: Any,
+    limit: tl.constexpr,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+    page: tl.constexpr,
+    by_token: tl.constexpr,
+    dynamic: tl.constexpr,
+) -> None:
+    """One new token and KV head: copy the key's bits, quantise the value, count what was lost."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    place = tl.load(slots + token)
+    leaf, slot = place // page, place % page
+    d = tl.arange(0, width)
+    inside = d < dim
+    bits = tl.load(key + token * i_token + head * i_head + d, mask=inside)
+    tl.store(key_pages + leaf * k_page + slot * k_slot + head * k_head + d, bits, mask=inside)
+    real = tl.load(value + token * j_token + head * j_head + d, mask=inside, other=0.0)
+    real = real.to(tl.float32)
+    factor_at = scale + head * s_head
+    if by_token:
+        factor_at = scale + leaf * s_page + slot * s_slot + head * s_head
+    if dynamic:
+        finite = tl.abs(real) < float("inf")
+        largest = tl.max(tl.where(finite, tl.abs(real), 0.0), 0)
+        step = tl.div_rn(largest, limit)
+        step = tl.where(step > 0, step, 1.0)
+        tl.store(factor_at, step)
+    else:
+        step = tl.load(factor_at)
+    ratio = tl.div_rn(real, step)
+    kept = tl.abs(ratio) <= limit
+    clamped = tl.where(ratio > limit, limit, tl.where(ratio < -limit, -limit, ratio))
+    codes = clamped.to(value_pages.dtype.element_ty)
+    tl.store(value_pages + leaf * v_page + slot * v_slot + head * v_head + d, codes, mask=inside)
+    missed = tl.sum((inside & (kept == 0)).to(tl.int32), 0)
+    if missed > 0:
+        tl.atomic_add(lost, missed.to(tl.int64))

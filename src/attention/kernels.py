@@ -1,0 +1,296 @@
+"""Triton kernels over paged 16-bit keys and FP8 values: decode in splits, prefill, append.
+
+They take any order of the page's axes (by strides), any page size, any head_dim that is a multiple
+of 16, any number of query heads per KV head, e4m3fn and e5m2, and every scope of scales.
+
+In the second product P and V are float16, which holds both FP8 formats exactly; widening FP8 to
+float16 is one instruction for two elements. Scales per token are folded into P relative to the
+largest of their tile, so that their size cannot leave float16's range.
+
+Importing this module needs Triton.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+import triton
+
+from attention import _jit
+from attention._scales import LIMITS
+from tiers._layout import ScaleScope
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attention._view import LayerView
+
+LOG2_E: Final = 1.0 / math.log(2.0)
+ROWS_MIN: Final = 16
+"""Rows of the smallest matrix product."""
+ROWS_MAX: Final = 64
+"""Query heads of one KV head that one decode program takes at most."""
+SPLIT_TOKENS_MIN: Final = 256
+"""Tokens that a split has at least: less does not pay for the merge."""
+SPLITS_MAX: Final = 128
+
+
+class Tiles(NamedTuple):
+    """Shape of a program.
+
+    Attributes:
+        tokens: keys of one step.
+        warps: warps of a program.
+        stages: steps in the pipeline.
+        rows: rows of a prefill program.
+    """
+
+    tokens: int = 128
+    warps: int = 4
+    stages: int = 3
+    rows: int = 64
+
+
+class DeviceTable(NamedTuple):
+    """A page table where the kernels read it: int32 tensors on the device."""
+
+    indptr: Tensor
+    indices: Tensor
+    last_page_len: Tensor
+
+
+class Partial(NamedTuple):
+    """Results of the splits before they are joined.
+
+    Attributes:
+        out: float32 [batch, splits, query_heads, head_dim].
+        lse: float32 [batch, splits, query_heads].
+    """
+
+    out: Tensor
+    lse: Tensor
+
+    @classmethod
+    def empty(
+        cls, batch: int, splits: int, heads: int, dim: int, device: torch.device
+    ) -> Partial | None:
+        """Room for the splits; None where there is one, which needs none."""
+        if splits == 1:
+            return None
+        shape = (batch, splits, heads)
+        return cls(
+            torch.empty((*shape, dim), dtype=torch.float32, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device),
+        )
+
+
+def tiles_for(head_dim: int, *, prefill: bool = False) -> Tiles:
+    """The shape that measured best on an H200, by head_dim."""
+    if prefill:
+        return Tiles(tokens=64, warps=4, stages=3, rows=64 if head_dim > 128 else 128)
+    return Tiles(tokens=64) if head_dim > 128 else Tiles()
+
+
+def splits_for(lengths: list[int], kv_heads: int, processors: int, programs: int = 3) -> int:
+    """Splits of each request so that every processor has about `programs` programs.
+
+    Args:
+        lengths: tokens of each request.
+        kv_heads: KV heads.
+        processors: multiprocessors of the device.
+        programs: programs that a processor runs at once.
+    """
+    longest = max(lengths, default=0)
+    slots = processors * programs
+    grid = max(len(lengths) * kv_heads, 1)
+    most = min(max(longest // SPLIT_TOKENS_MIN, 1), SPLITS_MAX)
+    waste = {n: -(-grid * n // slots) * slots / (grid * n) + 0.01 * n for n in range(1, most + 1)}
+    return min(waste, key=lambda n: waste[n])
+
+
+def decode_pages(
+    view: LayerView,
+    table: DeviceTable,
+    query: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    sm_scale: float,
+    splits: int,
+    partial: Partial | None,
+    tiles: Tiles,
+) -> None:
+    """Decode one token of each request, on the current stream.
+
+    Args:
+        view: one layer's pages.
+        table: the requests' pages.
+        query: [batch, query_heads, head_dim] of the key's dtype.
+        out: as query, written.
+        lse: float32 [batch, query_heads], written: base 2, -inf for length 0.
+        sm_scale: factor of the scores.
+        splits: parts that every request's tokens are read in.
+        partial: room for as many splits, None for one.
+        tiles: shape of a program.
+    """
+    batch, heads, dim = query.shape
+    group = heads // view.kv_heads
+    rows = min(max(triton.next_power_of_2(group), ROWS_MIN), ROWS_MAX)
+    blocks = -(-group // rows)
+    key, value = view.by_token(view.key), view.by_token(view.value)
+    whole = partial is None
+    _jit.decode[view.kv_heads * blocks, batch, splits](
+        query,
+        key,
+        value,
+        view.scale,
+        *table,
+        out if partial is None else partial.out,
+        lse if partial is None else partial.lse,
+        sm_scale * LOG2_E,
+        *query.stride()[:2],
+        *key.stride()[:3],
+        *value.stride()[:3],
+        *_scale_strides(view),
+        1 if whole else splits,
+        heads,
+        group=group,
+        rows=rows,
+        blocks=blocks,
+        dim=dim,
+        width=triton.next_power_of_2(dim),
+        page=view.page_size,
+        tokens=tiles.tokens,
+        by_token=view.scope is ScaleScope.TOKEN_HEAD,
+        stages=tiles.stages,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if partial is not None:
+        _jit.merge[batch, heads](
+            partial.out,
+            partial.lse,
+            out,
+            lse,
+            splits,
+            heads,
+            many=triton.next_power_of_2(splits),
+            dim=dim,
+            width=triton.next_power_of_2(dim),
+        )
+
+
+def prefill_pages(
+    view: LayerView,
+    table: DeviceTable,
+    query: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    starts: Tensor,
+    sm_scale: float,
+    fresh_max: int,
+    causal: bool,
+    tiles: Tiles,
+) -> None:
+    """Attention of new tokens over their request's pages, which hold them too.
+
+    Args:
+        view: one layer's pages.
+        table: the requests' pages.
+        query: [rows, query_heads, head_dim] of the key's dtype.
+        out: as query, written.
+        lse: float32 [rows, query_heads], written: base 2.
+        starts: int32 [batch + 1], rows of each request in the query.
+        sm_scale: factor of the scores.
+        fresh_max: most new tokens of a request.
+        causal: whether a token sees no token after it.
+        tiles: shape of a program.
+    """
+    heads, dim = query.shape[1:]
+    group = heads // view.kv_heads
+    batch = starts.shape[0] - 1
+    key, value = view.by_token(view.key), view.by_token(view.value)
+    _jit.prefill[-(-fresh_max * group // tiles.rows), view.kv_heads, batch](
+        query,
+        key,
+        value,
+        view.scale,
+        *table,
+        starts,
+        out,
+        lse,
+        sm_scale * LOG2_E,
+        *query.stride()[:2],
+        *key.stride()[:3],
+        *value.stride()[:3],
+        *_scale_strides(view),
+        heads,
+        group=group,
+        rows=tiles.rows,
+        dim=dim,
+        width=triton.next_power_of_2(dim),
+        page=view.page_size,
+        tokens=tiles.tokens,
+        by_token=view.scope is ScaleScope.TOKEN_HEAD,
+        causal=causal,
+        stages=tiles.stages,
+        num_warps=8 if tiles.rows >= 128 else tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+def append_pages(
+    view: LayerView,
+    key: Tensor,
+    value: Tensor,
+    slots: Tensor,
+    lost: Tensor,
+    *,
+    dynamic: bool,
+) -> None:
+    """Write new tokens into pages: keys bit by bit, values as codes.
+
+    Args:
+        view: one layer's pages, written; with `dynamic` its scales too.
+        key: [tokens, kv_heads, head_dim] of the pages' key dtype.
+        value: [tokens, kv_heads, head_dim].
+        slots: int64 [tokens], page * page_size + place.
+        lost: int64 scalar, increased by the values that were clamped or not finite.
+        dynamic: take each token's scale from its own values.
+    """
+    tokens, heads, dim = key.shape
+    bits = key.view(torch.int16)
+    key_pages = view.by_token(view.key).view(torch.int16)
+    value_pages = view.by_token(view.value)
+    _jit.append[tokens, heads](
+        bits,
+        value,
+        slots,
+        key_pages,
+        value_pages,
+        view.scale,
+        lost,
+        *bits.stride()[:2],
+        *value.stride()[:2],
+        *key_pages.stride()[:3],
+        *value_pages.stride()[:3],
+        *_scale_strides(view),
+        limit=LIMITS[view.value.dtype],
+        dim=dim,
+        width=triton.next_power_of_2(dim),
+        page=view.page_size,
+        by_token=view.scope is ScaleScope.TOKEN_HEAD,
+        dynamic=dynamic,
+        num_warps=1,
+    )
+
+
+def _scale_strides(view: LayerView) -> tuple[int, int, int]:
+    """Strides of the scales by page, slot and head; 0 where they do not differ."""
+    if view.scope is ScaleScope.TOKEN_HEAD:
+        page, slot, head = view.by_token(view.scale).stride()
+        return page, slot, head
+    return 0, 0, 1 if view.scope is ScaleScope.HEAD else 0

@@ -1,0 +1,1 @@
+"""Measurements: each writes its figures with the conditions they were taken under."""
