@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 # The pure floors of `transfer`: no clock, no thread, no loop. Their own tests reach every branch.
-FLOORS := errors state extent storage handle book wait memory fence work operation ledger device order
+FLOORS := errors state extent storage handle book wait memory fence work operation lane boundary ledger device order routing statistics
 FLOOR_FILES := $(wildcard $(FLOORS:%=src/transfer/_%.py))
 FLOOR_TESTS := $(sort $(foreach floor,$(FLOORS),$(wildcard tests/transfer/test_$(floor).py tests/transfer/test_$(floor)_*.py)))
 comma := ,

@@ -21,7 +21,9 @@ FILE_LINES = 400
 # The one place per kind of outside where an exception of any class may arrive and must become a
 # fact about buffers. Each needs its reason.
 BROAD_EXCEPT = {
-    "transfer/_boundary.py": "whatever a device or a worker raised decides what became of buffers",
+    "transfer/_boundary.py": "whatever a device or a hook raised decides what became of buffers",
+    "transfer/_workers.py": "whatever a part of an operation raised, its thread has returned",
+    "transfer/_thread.py": "what ended the loop's thread is raised by whoever joins it",
 }
 
 # Put together here so that this file does not contain them.

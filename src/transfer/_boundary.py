@@ -9,7 +9,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from transfer._errors import CompletionLost, SubmitError
+from transfer._errors import (
+    CompletionLost,
+    DevicePoisoned,
+    EngineClosed,
+    SubmitError,
+    TransferError,
+)
 from transfer._fence import Fence
 
 if TYPE_CHECKING:
@@ -28,7 +34,7 @@ class Posted(NamedTuple):
         lost: something may have been posted, and there is no fence for it.
     """
 
-    refused: SubmitError | None = None
+    refused: TransferError | None = None
     lost: BaseException | None = None
 
 
@@ -42,7 +48,7 @@ def post(op: Operation, waits: Sequence[Fence], fences: dict[Fence, Operation]) 
         fence = op.lane.device.enqueue(op.work, waits)
         op.fence = fence
         fences[fence] = op
-    except SubmitError as error:
+    except (SubmitError, EngineClosed, DevicePoisoned) as error:
         return Posted(refused=error)
     except CompletionLost as error:
         if isinstance(error.fence, Fence):
@@ -52,6 +58,15 @@ def post(op: Operation, waits: Sequence[Fence], fences: dict[Fence, Operation]) 
     except BaseException as error:  # noqa: BLE001 - the device boundary
         return Posted(lost=error)
     return Posted()
+
+
+def attempt(function: Callable[..., None], *args: object) -> Exception | None:
+    """Call a user's function; the exception that it raised, if it raised one."""
+    try:
+        function(*args)
+    except Exception as error:  # noqa: BLE001 - becomes the operation's error
+        return error
+    return None
 
 
 @final

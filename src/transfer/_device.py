@@ -51,7 +51,7 @@ class Device(Protocol):
             part of the work is quiet, whatever the first part raised.
 
         Raises:
-            SubmitError: *nothing* was posted.
+            SubmitError, EngineClosed, DevicePoisoned: *nothing* was posted.
             CompletionLost: something was posted, and no fence could be made for it.
         """
         ...
