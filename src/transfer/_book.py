@@ -43,7 +43,7 @@ class Hold:
 
     __slots__ = ("handle", "live", "lost", "owner", "writing")
 
-    def __init__(self, handle: Handle, owner: object, *, writing: bool) -> None:
+    def __init__(self, handle: Handle, owner: object, writing: bool) -> None:  # noqa: FBT001 - hot
         self.handle = handle
         self.owner = owner
         self.writing = writing
@@ -77,7 +77,7 @@ class Book:
         self._lost = np.frombuffer(self.lost, dtype=np.int32)
         self.free: list[int] = [] if foreign else list(range(blocks - 1, -1, -1))
         self.unheld: dict[int, list[Callable[[], None]]] = {}
-        self._small: dict[int, list[Hold]] = {}
+        self._small: dict[int, Hold | list[Hold]] = {}
         self._large: dict[Hold, None] = {}
 
     # Leases
@@ -112,31 +112,27 @@ class Book:
 
     # Holds
 
-    def check(self, handle: Handle) -> None:
-        """Refuse a stale handle.
+    def check(self, handle: Handle, *, writing: bool = False) -> bool:
+        """Refuse a stale handle; whether `conflicts` might have anything to say of a fresh one.
 
         Raises:
             StaleBlock: its lease ended.
         """
         if isinstance(handle, Block):
-            now = self.generation[handle.id]
+            block_id = handle.id
+            now = self.generation[block_id]
             if now != handle.generation:
                 raise StaleBlock(f"{handle!r} is stale: the block is at generation {now}")
-            return
+            return (self.held if writing else self.writing)[block_id] > 0
         fresh = self.generations[handle.ids] == handle.generations
         if not fresh.all():
             raise StaleBlock(f"blocks {handle.ids[~fresh][:8].tolist()} of {handle!r} are stale")
+        return bool((self._held if writing else self._writing)[handle.ids].any())
 
     def conflicts(self, handle: Handle, *, writing: bool) -> Iterator[Hold]:
         """Holds that overlap `handle` and of which one writes."""
-        if isinstance(handle, Block):
-            counts = self.held if writing else self.writing
-            if not counts[handle.id]:
-                return
-            busy = [handle.id]
-        else:
-            ids = handle.ids
-            busy = ids[(self._held if writing else self._writing)[ids] > 0].tolist()
+        counts = self._held if writing else self._writing
+        busy = [int(i) for i in handle.ids if counts[i]]
         for hold in self.overlapping(busy):
             if writing or hold.writing:
                 yield hold
@@ -145,7 +141,8 @@ class Book:
         """Live holds on any of `ids`, each once."""
         seen = set()
         for block_id in ids:
-            for hold in self._small.get(block_id, ()):
+            found = self._small.get(block_id, [])
+            for hold in (found,) if isinstance(found, Hold) else found:
                 if hold not in seen:
                     seen.add(hold)
                     yield hold
@@ -162,11 +159,8 @@ class Book:
             if hold.writing:
                 self.writing[block_id] += 1
             hold.live = True
-            holders = self._small.get(block_id)
-            if holders is None:
-                self._small[block_id] = [hold]
-            else:
-                holders.append(hold)
+            if self._small.setdefault(block_id, hold) is not hold:
+                self._note(hold, block_id)
             return
         self._held[handle.ids] += 1
         if hold.writing:
@@ -176,7 +170,16 @@ class Book:
             self._large[hold] = None
         else:
             for block_id in handle.ids.tolist():
-                self._small.setdefault(block_id, []).append(hold)
+                self._note(hold, block_id)
+
+    def _note(self, hold: Hold, block_id: int) -> None:
+        # A bare hold where there is one, a list from two on: most blocks have one holder, and a
+        # list for each would double what the garbage collector has to walk.
+        found = self._small.setdefault(block_id, hold)
+        if isinstance(found, list):
+            found.append(hold)
+        elif found is not hold:
+            self._small[block_id] = [found, hold]
 
     def end(self, hold: Hold) -> None:
         """End a hold; blocks that are now unheld and unleased become free. Idempotent."""
@@ -185,30 +188,32 @@ class Book:
         # Said before it is done: an interrupt between the two leaks blocks, never frees twice.
         hold.live = False
         handle = hold.handle
-        if isinstance(handle, Block):
-            self._end_one(hold, handle.id)
-        else:
+        if not isinstance(handle, Block):
             self._end_many(hold, handle)
-
-    def _forget(self, hold: Hold, block_id: int) -> None:
-        holders = self._small[block_id]
-        if len(holders) == 1:
+            return
+        block_id = handle.id
+        if self._small[block_id] is hold:
             del self._small[block_id]
         else:
-            holders.remove(hold)
-
-    def _end_one(self, hold: Hold, block_id: int) -> None:
-        self._forget(hold, block_id)
+            self._forget(hold, block_id)
         if hold.lost:
             self.lost[block_id] -= 1
         if hold.writing:
             self.writing[block_id] -= 1
-        self.held[block_id] -= 1
-        if not self.held[block_id]:
+        left = self.held[block_id] - 1
+        self.held[block_id] = left
+        if not left:
             if not self.leased[block_id]:
                 self.free.append(block_id)
             if block_id in self.unheld:
                 self._wake((block_id,))
+
+    def _forget(self, hold: Hold, block_id: int) -> None:
+        found = self._small[block_id]
+        if isinstance(found, list) and len(found) > 1:
+            found.remove(hold)
+        else:
+            del self._small[block_id]
 
     def _end_many(self, hold: Hold, handle: Blocks) -> None:
         ids = handle.ids

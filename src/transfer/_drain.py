@@ -7,15 +7,32 @@ asyncio goes through shields, so it is caught, remembered and raised again by th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
 
+from transfer._errors import CompletionLost
+from transfer._state import State
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transfer._lane import Lane
+    from transfer._ledger import Ledger
     from transfer._operation import Operation
+
+
+class Watchers(Protocol):
+    """Something that calls back whenever `done` may have become true."""
+
+    def append(self, callback: Callable[[], None], /) -> None:
+        """Add a callback."""
+        ...
+
+    def remove(self, callback: Callable[[], None], /) -> None:
+        """Take a callback out."""
+        ...
 
 
 def _over(op: Operation, *, posted: bool) -> bool:
@@ -35,26 +52,26 @@ async def wait_decided(op: Operation, *, posted: bool = False) -> None:
     def wake() -> None:
         event.set()
 
-    op.watchers.append(wake)
+    op.append(wake)
     try:
         while not _over(op, posted=posted):
             event = anyio.Event()
             await event.wait()
     finally:
-        op.watchers.remove(wake)
+        op.remove(wake)
 
 
 async def wait_unstoppable(
     done: Callable[[], bool],
-    watchers: list[Callable[[], None]],
+    watchers: Watchers,
     *,
     deadline: float | None = None,
 ) -> BaseException | None:
     """Wait until ``done()``, through every cancellation and interrupt.
 
     Args:
-        done: looked at whenever a callback in `watchers` is called.
-        watchers: where to be told.
+        done: looked at whenever `watchers` calls back.
+        watchers: where to be told: a list of callbacks, or an operation.
         deadline: seconds after which to return all the same.
 
     Returns:
@@ -68,36 +85,76 @@ async def wait_unstoppable(
 
     watchers.append(wake)
     strikes = (anyio.get_cancelled_exc_class(), KeyboardInterrupt)
-    end = None if deadline is None else anyio.current_time() + deadline
-    while not done() and (end is None or anyio.current_time() < end):
+    end = float("inf") if deadline is None else anyio.current_time() + deadline
+    waiting = True
+    while waiting:
         # A fresh scope each time: a native cancellation may leave one half-way.
-        limit = float("inf") if end is None else end
         try:
-            with anyio.CancelScope(shield=True, deadline=limit):
+            with anyio.CancelScope(shield=True, deadline=end):
                 event = anyio.Event()
-                if not done():
+                waiting = not done() and anyio.current_time() < end
+                if waiting:
                     await event.wait()
         except strikes as strike:
-            caught = strike
+            # An interrupt ends the program, so it goes before a cancellation.
+            caught = caught if isinstance(caught, KeyboardInterrupt) else strike
     watchers.remove(wake)
     return caught
 
 
-async def wait_owned(op: Operation, cancel: Callable[[Operation], None], *, leave: bool) -> None:
-    """Wait for an operation that the caller owns; leaving early cancels it.
+async def leave_owned(op: Operation, cancel: Callable[[Operation], None], *, leave: bool) -> None:
+    """Cancel an operation whose owner leaves early.
 
     Where a block is foreign memory, which no pool keeps from being reused, leaving is held back
     until nothing touches it, unless `leave` says that the caller will wait for that itself.
 
     Raises:
         CompletionLost: replaces a cancellation that was held back, when the end cannot be learnt.
+        BaseException: another cancellation or interrupt struck meanwhile; it goes to whoever sent
+            it, through the scope that sent the first.
     """
-    try:
-        await wait_decided(op)
-    finally:
-        if not op.decided:
-            cancel(op)
-            if not leave and any(hold.handle.pool.foreign for hold in op.holds):
-                await wait_unstoppable(lambda: op.decided, op.watchers)
-                if not op.settled:
-                    op.raise_outcome()
+    cancel(op)
+    if leave or not any(hold.handle.pool.foreign for hold in op.holds):
+        return
+    caught = await wait_unstoppable(lambda: op.decided, op)
+    if not op.settled:
+        op.raise_outcome()
+    if caught is not None:
+        raise caught
+
+
+def mend(ledger: Ledger, lanes: list[Lane]) -> None:
+    """Take up what an interrupt left half-done, since nobody else will.
+
+    An operation that is prepared with nothing before it was struck between its holds and its
+    posting: nobody has it in hand. One in flight without a fence was struck while posting.
+    """
+    ledger.advance()
+    for op in [op for lane in lanes for op in lane.live]:
+        if op.settled:
+            ledger._finish(op)
+        elif op.state is State.PREPARED and not op.before:
+            ledger.cancel(op)
+        elif op.state is not State.PREPARED and op.fence is None and op.parked is None:
+            ledger.lose(op, KeyboardInterrupt("struck while it was posted"))
+
+
+def give_up(ledger: Ledger, lanes: list[Lane]) -> list[Operation]:
+    """Cancel what was never posted, lose the rest; return what was lost."""
+    left = [op for lane in lanes for op in lane.live]
+    # The last first, so that no cancellation lets a successor be posted.
+    for op in sorted(left, key=lambda op: -op.serial):
+        if not op.posted:
+            ledger.cancel(op)
+    lost = [op for op in left if not op.decided]
+    for op in lost:
+        ledger.lose(op, TimeoutError("still in flight at the drain deadline"))
+    return lost
+
+
+def describe_lost(engine: object, ops: list[Operation]) -> CompletionLost:
+    """What closing with lost operations raises."""
+    return CompletionLost(
+        f"{engine!r} closed with {len(ops)} operations whose end cannot be learnt: "
+        f"{', '.join(map(repr, ops[:8]))}"
+    )

@@ -95,47 +95,54 @@ class Ledger:
             WrongPool: a pool of another engine or thread.
         """
         preds = unsettled(after) if after else {}
-        claims = self._claims(work, preds)
+        reads, writes = work.reads, work.writes
+        for handle in reads:
+            self._check(work, handle, preds, writing=False)
+        for handle in writes:
+            self._check(work, handle, preds, writing=True)
         self._serial += 1
         op = Operation(self._serial, name or type(work).__name__, work, lane, self._driver)
-        op.holds = tuple(Hold(handle, op, writing=writing) for handle, writing in claims)
+        holds = [Hold(handle, op, False) for handle in reads]  # noqa: FBT003 - hot
+        holds += [Hold(handle, op, True) for handle in writes]  # noqa: FBT003 - hot
+        op.holds = tuple(holds)
+        op.nbytes = nbytes = work.nbytes
         lane.live[op] = None
         lane.admitted += 1
-        lane.nbytes += work.nbytes
+        lane.nbytes += nbytes
         lane.submitted += 1
-        for hold in op.holds:
+        for hold in holds:
             hold.handle.pool.book.take(hold)
-        self._link(op, preds)
-        if after:
-            self._inherit(op, after)
-        return op
-
-    def _claims(self, work: Work, preds: dict[Operation, None]) -> list[tuple[Handle, bool]]:
-        """Every handle with whether it is written, after all checks."""
-        claims = [(handle, False) for handle in work.reads]
-        claims += [(handle, True) for handle in work.writes]
-        for handle, writing in claims:
-            pool = handle.pool
-            if pool.user is not self._driver:
-                pool.adopt(self._driver)
-                self.pools.add(pool)
-            pool.check_thread()
-            pool.book.check(handle)
-            for hold in pool.book.conflicts(handle, writing=writing):
-                owner = hold.owner
-                if not (isinstance(owner, Operation) and ordered_after(preds, owner)):
-                    raise HoldConflict(
-                        f"{work!r} would {'write' if writing else 'read'} {handle!r}, which "
-                        f"{owner!r} {'writes' if hold.writing else 'reads'}; expected after= to "
-                        f"name that operation"
-                    )
-        return claims
-
-    @staticmethod
-    def _link(op: Operation, preds: dict[Operation, None]) -> None:
+        if not after:
+            return op
         for earlier in preds:
             op.before[earlier] = None
             earlier.after[op] = None
+        self._inherit(op, after)
+        return op
+
+    def _check(
+        self, work: Work, handle: Handle, preds: dict[Operation, None], *, writing: bool
+    ) -> None:
+        """Refuse what must not be held, before anything is taken."""
+        pool = handle.pool
+        if pool.user is not self._driver:
+            pool.adopt(self._driver)
+            self.pools.add(pool)
+        if pool.book.check(handle, writing=writing):
+            self._check_order(work, handle, preds, writing=writing)
+
+    @staticmethod
+    def _check_order(
+        work: Work, handle: Handle, preds: dict[Operation, None], *, writing: bool
+    ) -> None:
+        for hold in handle.pool.book.conflicts(handle, writing=writing):
+            owner = hold.owner
+            if not (isinstance(owner, Operation) and ordered_after(preds, owner)):
+                raise HoldConflict(
+                    f"{work!r} would {'write' if writing else 'read'} {handle!r}, which "
+                    f"{owner!r} {'writes' if hold.writing else 'reads'}; expected after= to "
+                    f"name that operation"
+                )
 
     @staticmethod
     def _inherit(op: Operation, after: Sequence[Operation]) -> None:
@@ -154,7 +161,9 @@ class Ledger:
         self._serial += 1
         op = Operation(self._serial, "marker", Marker(), lane, self._driver)
         lane.live[op] = None
-        self._link(op, dict.fromkeys(covered))
+        for earlier in covered:
+            op.before[earlier] = None
+            earlier.after[op] = None
         op.apply(Event.SUBMIT, self.tracer)
         op.posted = True
         op.fence = fence
@@ -203,7 +212,7 @@ class Ledger:
         op.posted = True
         op.apply(Event.SUBMIT, self.tracer)
         work = op.work
-        if isinstance(work, Copy) and work.nbytes == 0:
+        if op.nbytes == 0 and isinstance(work, Copy):
             self._arrive(op, None)
             return None
         outcome = post(op, waits, self._fences)
@@ -261,14 +270,11 @@ class Ledger:
 
     def _arrive(self, op: Operation, completion: Completion | None) -> None:
         """Its own work is quiet. It settles behind its predecessors, never before them."""
-        if completion is not None:
-            op.parked = completion
-            self._fences.pop(completion.fence, None)
-        elif op.parked is None:
-            op.parked = Completion(Fence())
-        if any(p.state is not State.QUARANTINED for p in op.before):
+        parked = op.parked = completion or op.parked or Completion(Fence())
+        if op.before and any(p.state is not State.QUARANTINED for p in op.before):
+            self._fences.pop(parked.fence, None)
             return
-        error = op.parked.error
+        error = parked.error
         if error is not None:
             failure = OperationFailed(f"{op.name}: {error}")
             failure.__cause__ = error
@@ -340,20 +346,24 @@ class Ledger:
     def _finish(self, op: Operation) -> None:
         """Everything that follows from being settled; may be repeated."""
         for hold in op.holds:
-            pool = hold.handle.pool
-            pool.book.end(hold)
-            pool.wake_line()
+            hold.handle.pool.end(hold)
         lane = op.lane
-        if op in lane.live or op in lane.lost:
-            lane.ended[op.state] += 1
-            if op.state is State.COMPLETED:
-                lane.moved += op.work.nbytes
-        self._leave(op)
-        lane.lost.pop(op, None)
+        state = op.state
+        if self._leave(op) or lane.lost.pop(op, None) is not None:
+            lane.ended[state] += 1
+            if state is State.COMPLETED:
+                lane.moved += op.nbytes
         if op.fence is not None:
             self._fences.pop(op.fence, None)
-        if op.state is not State.COMPLETED:
+        if state is not State.COMPLETED:
             self._pass_on(op)
+        if op.after:
+            self._release_successors(op)
+        if op.posted and op.before:
+            op.before = {}
+        self._wake(op)
+
+    def _release_successors(self, op: Operation) -> None:
         for later in list(op.after):
             later.before.pop(op, None)
             if later.parked is None:
@@ -361,9 +371,6 @@ class Ledger:
             elif later.state not in SETTLED:
                 self._arrive(later, None)
         op.after = {}
-        if op.posted:
-            op.before = {}
-        self._wake(op)
 
     def _pass_on(self, op: Operation) -> None:
         """An operation that did not complete: its successors inherit what that means."""
@@ -375,18 +382,20 @@ class Ledger:
         for reader in spread(op, op.taint):
             reader.spoiled = reader.spoiled or reason
 
-    def _leave(self, op: Operation) -> None:
-        """Take an operation out of the live ones; may be repeated."""
+    def _leave(self, op: Operation) -> bool:
+        """Take an operation out of the live ones, unless that was done."""
         lane = op.lane
-        if op in lane.live:
-            del lane.live[op]
-            if not isinstance(op.work, Marker):
-                lane.admitted -= 1
-                lane.nbytes -= op.work.nbytes
-            if self._settled is not None:
-                self._settled(lane)
+        if op not in lane.live:
+            return False
+        del lane.live[op]
+        if not isinstance(op.work, Marker):
+            lane.admitted -= 1
+            lane.nbytes -= op.nbytes
+        if self._settled is not None:
+            self._settled(lane)
+        return True
 
     def _wake(self, op: Operation) -> None:
         if op.watchers and not self.silent:
-            for callback in list(op.watchers):
+            for callback in op.watchers:
                 callback()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from transfer._book import Hold
     from transfer._extent import BlockLayout, HasBlockLayout, Int64Array, Runs
     from transfer._handle import Handle
 
@@ -175,11 +176,12 @@ class Pool:
     def give_back(self, handle: Handle) -> None:
         """End a lease; called by `Lease.release`."""
         self.book.give_back(handle)
-        self.wake_line()
+        self._line.wake()
 
-    def wake_line(self) -> None:
-        """Let the first `wait_lease` look again; called whenever blocks may have become free."""
-        if len(self._line):
+    def end(self, hold: Hold) -> None:
+        """End an operation's hold; whoever waits for blocks gets to look."""
+        self.book.end(hold)
+        if self._line.places:
             self._line.wake()
 
     # Looking

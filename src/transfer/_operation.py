@@ -10,7 +10,7 @@ from transfer._errors import (
     OperationFailed,
     TransferError,
 )
-from transfer._state import SETTLED, Event, State, step
+from transfer._state import SETTLED, TRANSITIONS, Event, State, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,7 @@ class Operation:
         state: where it is.
         error: how it failed, once it has.
         posted: whether a device ever got it.
+        nbytes: bytes that it moves.
         since: the loop's clock when it was submitted, in seconds.
     """
 
@@ -83,6 +84,7 @@ class Operation:
         "holds",
         "lane",
         "name",
+        "nbytes",
         "parked",
         "posted",
         "serial",
@@ -104,6 +106,7 @@ class Operation:
         self.error: TransferError | None = None
         self.posted = False
         self.since = 0.0
+        self.nbytes = 0
         self.holds: tuple[Hold, ...] = ()
         self.fence: Fence | None = None
         self.parked: Completion | None = None
@@ -112,7 +115,8 @@ class Operation:
         # Insertion-ordered sets: unsettled predecessors, and successors that wait for this one.
         self.before: dict[Operation, None] = {}
         self.after: dict[Operation, None] = {}
-        self.watchers: list[Callable[[], None]] = []
+        # A tuple: most operations have none, and an empty one costs nothing to make or to collect.
+        self.watchers: tuple[Callable[[], None], ...] = ()
 
     def __repr__(self) -> str:
         return f"<operation {self.serial} {self.name}, {self.state.value}>"
@@ -134,7 +138,8 @@ class Operation:
             IllegalTransition: the table has no such cell; nothing changed.
         """
         before = self.state
-        self.state = step(before, event)
+        after = TRANSITIONS[before].get(event)
+        self.state = step(before, event) if after is None else after
         if trace is not None:
             trace(
                 Transition(self.serial, self.name, self.lane.device.name, before, event, self.state)
@@ -163,6 +168,14 @@ class Operation:
         if known is None:
             raise OperationFailed(f"{self!r} failed")
         raise type(known)(*known.args) from known.__cause__
+
+    def append(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever waiting for this operation may be over."""
+        self.watchers = (*self.watchers, callback)
+
+    def remove(self, callback: Callable[[], None]) -> None:
+        """Stop calling `callback`."""
+        self.watchers = tuple(known for known in self.watchers if known is not callback)
 
     # What a caller does with it
 

@@ -25,28 +25,32 @@ async def wait_woken(waiters: list[Callable[[], None]]) -> None:
 
 @final
 class Line:
-    """First come, first served: wait for one's turn and for room, whichever is later."""
+    """First come, first served: wait for one's turn and for room, whichever is later.
 
-    __slots__ = ("_places",)
+    Attributes:
+        places: who waits, in order.
+    """
+
+    __slots__ = ("places",)
 
     def __init__(self) -> None:
-        self._places: deque[list[anyio.Event]] = deque()
+        self.places: deque[list[anyio.Event]] = deque()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def free(self, fits: Callable[[], bool]) -> bool:
         """Whether a newcomer would not have to wait."""
-        return not self._places and fits()
+        return not self.places and fits()
 
     def wake(self) -> None:
         """Let the first look again whether there is room."""
-        if self._places:
-            self._places[0][0].set()
+        if self.places:
+            self.places[0][0].set()
 
     def wake_all(self) -> None:
         """Let everyone look again; used when waiting has become pointless."""
-        for place in self._places:
+        for place in self.places:
             place[0].set()
 
     async def wait(self, fits: Callable[[], bool]) -> None:
@@ -59,11 +63,11 @@ class Line:
         if self.free(fits):
             return
         place = [anyio.Event()]
-        self._places.append(place)
+        self.places.append(place)
         try:
-            while not fits() or self._places[0] is not place:
+            while not fits() or self.places[0] is not place:
                 place[0] = anyio.Event()
                 await place[0].wait()
         finally:
-            self._places.remove(place)
+            self.places.remove(place)
             self.wake()
