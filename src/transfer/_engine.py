@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
+import weakref
 from typing import TYPE_CHECKING, final
 
-import anyio
 import anyio.lowlevel
 
-from transfer._drain import wait_decided, wait_owned, wait_unstoppable
-from transfer._errors import (
-    CompletionLost,
-    EngineClosed,
-    NotPosted,
-    WouldBlock,
-)
+from transfer import _drain
+from transfer._drain import wait_decided
+from transfer._errors import EngineClosed, NotPosted, WouldBlock
 from transfer._home import Home
 from transfer._ledger import Ledger
 from transfer._operation import Operation, Transition
@@ -80,21 +75,11 @@ class Engine:
         self._home = Home(name)
         self._idle: list[Callable[[], None]] = []
         self._closing = False
+        # Unlike `__del__`, this also speaks at exit, when worker threads keep everything alive.
+        weakref.finalize(self, self._home.warn_unclosed)
 
     def __repr__(self) -> str:
         return f"<{self.name} on {self._routing.names}>"
-
-    def __del__(self) -> None:
-        # A guard for objects whose constructor raised.
-        home = getattr(self, "_home", None)
-        if home is not None and home.ours:
-            warnings.warn(
-                f"{self.name} was never closed: leave `async with`, or call aclose() or "
-                f"close_sync()",
-                ResourceWarning,
-                source=self,
-                stacklevel=1,
-            )
 
     # Starting and leaving
 
@@ -108,16 +93,15 @@ class Engine:
             RuntimeError: the caller runs on no loop.
         """
         loop = self._home.bind()
-        self._ledger.silent = False
-        self._closing = False
-        started = False
+        self._closing = self._ledger.silent = False
+        started: list[Lane] = []
         try:
             for lane in self._lanes:
                 lane.device.start()
-            started = True
+                started.append(lane)
         finally:
-            if not started:
-                self._stop()
+            if len(started) < len(self._lanes):
+                self._stop(started)  # a device that did not start may be another engine's
         self._reaper.attach(loop)
 
     async def __aenter__(self) -> Self:
@@ -151,16 +135,19 @@ class Engine:
         if self._home.loop is None:
             return
         self._home.check()
-        self._refuse()
-        caught = await wait_unstoppable(
-            lambda: not self._busy(), self._idle, deadline=self._drain_deadline
+        self._closing = True
+        for line in self._lines.values():
+            line.wake_all()
+        caught = await _drain.wait_unstoppable(
+            self._quiet, self._idle, deadline=self._drain_deadline
         )
-        lost = self._give_up()
-        self._stop()
+        lost = _drain.give_up(self._ledger, self._lanes)
+        self._stop(self._lanes)
         if lost:
-            raise self._lost(lost)
+            raise _drain.describe_lost(self, lost)
         if caught is not None:
             raise caught
+        await anyio.lowlevel.checkpoint_if_cancelled()
 
     def close_sync(self, deadline: float = 30.0) -> None:
         """Close from any thread once the loop is gone; may be repeated, and takes late proofs.
@@ -170,46 +157,33 @@ class Engine:
 
         Raises:
             EngineClosed: the loop still runs; use `aclose` there.
+            ForkDetected: it was started in another process.
             CompletionLost: the end of some operations could not be learnt.
         """
+        self._home.check_process()
         loop = self._home.loop
         if loop is not None and not loop.gone():
             raise EngineClosed(f"the loop of {self!r} still runs; expected `await aclose()` there")
-        self._ledger.silent = True
+        self._closing = self._ledger.silent = True
+        # Whoever waits does so on a loop that is gone: forgotten, not woken.
+        self._lines = {lane: Line() for lane in self._lanes}
         for pool in list(self._ledger.pools):
             pool.disown()
-        self._refuse()
-        self._reaper.wait_sync(self._busy, deadline)
-        self._give_up()
-        self._stop()
+        self._reaper.wait_sync(lambda: not self._quiet(), deadline)
+        _drain.give_up(self._ledger, self._lanes)
+        self._stop(self._lanes)
         still = [op for lane in self._lanes for op in lane.lost]
         if still:
-            raise self._lost(still)
+            raise _drain.describe_lost(self, still)
 
-    def _lost(self, ops: list[Operation]) -> CompletionLost:
-        return CompletionLost(
-            f"{self!r} closed with {len(ops)} operations whose end cannot be learnt: "
-            f"{', '.join(map(repr, ops[:8]))}"
-        )
+    def _quiet(self) -> bool:
+        """Whether nothing is in flight; takes up first what an interrupt left half-done."""
+        self._reaper.reap()
+        _drain.mend(self._ledger, self._lanes)
+        return not self._busy()
 
-    def _refuse(self) -> None:
-        self._closing = True
-        for line in self._lines.values():
-            line.wake_all()
-
-    def _give_up(self) -> list[Operation]:
-        """Cancel what was never posted, lose the rest; what was lost."""
-        left = [op for lane in self._lanes for op in lane.live]
-        for op in left:
-            if not op.posted:
-                self._ledger.cancel(op)
-        lost = [op for op in left if not op.decided]
-        for op in lost:
-            self._ledger.lose(op, TimeoutError("still in flight at the drain deadline"))
-        return lost
-
-    def _stop(self) -> None:
-        for lane in self._lanes:
+    def _stop(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
             lane.device.close()
         for pool in list(self._ledger.pools):
             pool.disown()
@@ -234,15 +208,9 @@ class Engine:
             CompletionLost: posted, but its end cannot be learnt.
             DevicePoisoned, EngineClosed: no new work.
         """
-        lane, preds = self._begin(work, after)
-        line = self._lines[lane]
-        nbytes = work.nbytes
-        if line.free(lambda: self._fits(lane, nbytes)):
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        else:
-            await line.wait(lambda: self._fits(lane, nbytes))
-        self._check_open()
-        return self._start(work, lane, preds, name)
+        owned: list[Operation] = []
+        await self._submit(work, after, name, owned)
+        return owned[0]
 
     def submit_nowait(self, work: Work, *, after: object = UNSET, name: str = "") -> Operation:
         """As `submit`, without waiting for admission.
@@ -256,7 +224,9 @@ class Engine:
                 f"{lane.device.name} has {lane.admitted} operations and {lane.nbytes} bytes "
                 f"admitted; at most {self._in_flight_max} and {self._in_flight_bytes_max}"
             )
-        return self._start(work, lane, preds, name)
+        owned: list[Operation] = []
+        self._start(work, lane, preds, name, owned)
+        return owned[0]
 
     async def run(
         self, work: Work, *, after: object = UNSET, name: str = "", leave: bool = False
@@ -279,9 +249,14 @@ class Engine:
             CompletionLost: its end cannot be learnt; replaces a cancellation that was held back.
             BadWork, LeaseError, SubmitError, DevicePoisoned, EngineClosed: as for `submit`.
         """
-        op = await self.submit(work, after=after, name=name)
-        await wait_owned(op, self._ledger.cancel, leave=leave)
-        op.raise_outcome()
+        owned: list[Operation] = []
+        try:
+            await self._submit(work, after, name, owned)
+            await wait_decided(owned[0])
+        finally:
+            if owned and not owned[0].decided:
+                await _drain.leave_owned(owned[0], self._ledger.cancel, leave=leave)
+        owned[0].raise_outcome()
 
     async def copy(
         self,
@@ -311,12 +286,31 @@ class Engine:
         lane.device.check(work)
         return lane, self._routing.predecessors(self._ledger, work, lane, after)
 
-    def _start(self, work: Work, lane: Lane, preds: tuple[Operation, ...], name: str) -> Operation:
+    async def _submit(self, work: Work, after: object, name: str, owned: list[Operation]) -> None:
+        lane, preds = self._begin(work, after)
+        line = self._lines[lane]
+        nbytes = work.nbytes
+        if line.free(lambda: self._fits(lane, nbytes)):
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await line.wait(lambda: self._fits(lane, nbytes))
+        self._check_open()
+        self._start(work, lane, preds, name, owned)
+
+    def _start(
+        self,
+        work: Work,
+        lane: Lane,
+        preds: tuple[Operation, ...],
+        name: str,
+        owned: list[Operation],
+    ) -> None:
+        """Prepare and post. The owner knows it before any device does: an interrupt may strike."""
         loop = self._home.check()
         op = self._ledger.prepare(work, lane, preds, name=name)
+        owned.append(op)
         op.since = loop.time()
         self._ledger.start(op)
-        return op
 
     def _fits(self, lane: Lane, nbytes: int) -> bool:
         """Whether there is room; also true when waiting for it has become pointless."""
@@ -334,16 +328,21 @@ class Engine:
 
     def cancel(self, op: Operation) -> None:
         """See `Operation.cancel`."""
-        self._home.check()
+        if not op.decided:
+            self._home.check()
         self._ledger.cancel(op)
 
     async def wait(self, op: Operation) -> None:
         """See `Operation.wait`."""
+        if not op.decided:
+            self._home.check()
         await wait_decided(op)
         op.raise_outcome()
 
     async def wait_posted(self, op: Operation) -> None:
         """See `Operation.wait_posted`."""
+        if not op.decided:
+            self._home.check()
         await wait_decided(op, posted=True)
         if not op.posted:
             op.raise_outcome()
@@ -354,6 +353,8 @@ class Engine:
         lane = self._routing.stream_lane(stream)
         if op.settled:
             return
+        if op.decided:
+            op.raise_outcome()
         if op.fence is None or not lane.device.can_wait(op.fence):
             raise NotPosted(
                 f"{op!r} of {op.lane.device.name}: {stream!r} can only wait for posted work of "
@@ -383,7 +384,7 @@ class Engine:
                 callback()
 
     def _busy(self) -> bool:
-        return any(lane.live for lane in self._lanes)
+        return any(not op.decided for lane in self._lanes for op in lane.live)
 
     # Looking
 

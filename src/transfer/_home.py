@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING, final
 
 from transfer._errors import EngineClosed, ForkDetected, WrongThread
@@ -37,8 +38,10 @@ class Home:
 
         Raises:
             EngineClosed: the engine is already started.
+            ForkDetected: it was started in another process.
             RuntimeError: the caller runs on no loop.
         """
+        self.check_process()
         if self.loop is not None:
             raise EngineClosed(f"{self._name} is already started; expected it closed")
         self.loop = current_loop()
@@ -56,15 +59,33 @@ class Home:
         loop = self.loop
         if loop is None:
             raise EngineClosed(f"{self._name} is not started")
-        if self._pid != os.getpid():
-            raise ForkDetected(
-                f"{self._name} was started in process {self._pid}, this is {os.getpid()}: its "
-                f"threads did not survive the fork; start workers with spawn, or start the engine "
-                f"in them"
-            )
+        self.check_process()
         if not loop.here():
             raise WrongThread(
                 f"{self._name} belongs to another thread's loop, or to a loop that is gone; use "
                 f"EngineThread from other threads, close_sync() when the loop is gone"
             )
         return loop
+
+    def check_process(self) -> None:
+        """Refuse a started engine in any process but its own.
+
+        Raises:
+            ForkDetected: it was started in another process.
+        """
+        if self.loop is not None and self._pid != os.getpid():
+            raise ForkDetected(
+                f"{self._name} was started in process {self._pid}, this is {os.getpid()}: its "
+                f"threads did not survive the fork; start workers with spawn, or start the engine "
+                f"in them"
+            )
+
+    def warn_unclosed(self) -> None:
+        """Name the missing close of an engine that is gone, or of one left at exit."""
+        if self.ours:
+            warnings.warn(
+                f"{self._name} was never closed: leave `async with`, or call aclose() or "
+                f"close_sync()",
+                ResourceWarning,
+                stacklevel=1,
+            )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transfer._fence import CompletionQueue
     from transfer._lane import Lane
     from transfer._ledger import Ledger
     from transfer._loop import Loop
 
 REAP_AT_ONCE: Final = 128
-"""Completions taken in one loop callback, so that other callbacks get their turn."""
+"""Completions of one device taken in one loop callback, so that other callbacks get their turn."""
 
 
 @final
@@ -32,8 +34,16 @@ class Reaper:
     def attach(self, loop: Loop) -> None:
         """Take completions on `loop` from now on, those that wait included."""
         self._loop = loop
+        # Worker threads keep the queue, and must not keep an engine that everyone else forgot.
+        ring = weakref.WeakMethod(self._ring)
+
+        def wake() -> None:
+            call = ring()
+            if call is not None:
+                call()
+
         for lane in self._lanes:
-            lane.device.completions.wake = self._ring
+            lane.device.completions.wake = wake
         self._ring()
 
     def detach(self) -> None:
@@ -50,19 +60,24 @@ class Reaper:
         self.reap(limit=REAP_AT_ONCE)
 
     def reap(self, *, limit: int | None = None) -> None:
-        """Hand what is there to the ledger, at most `limit` of them, and ring for the rest."""
+        """Hand what is there to the ledger, at most `limit` of a device, and ring for the rest."""
+        try:
+            for lane in self._lanes:
+                self._take(lane.device.completions, limit)
+        finally:
+            # Also when an interrupt strikes: nobody else would ring for what is left.
+            for lane in self._lanes:
+                if lane.device.completions.items:
+                    lane.device.completions.ring()
+
+    def _take(self, queue: CompletionQueue, limit: int | None) -> None:
         taken = 0
-        for lane in self._lanes:
-            queue = lane.device.completions
-            queue.open()
-            while queue.items:
-                if taken == limit:
-                    queue.ring()
-                    break
-                # Taken out after it was acted on: an interrupt makes it be seen twice, not never.
-                self._ledger.complete(queue.items[0])
-                queue.items.popleft()
-                taken += 1
+        queue.open()
+        while queue.items and taken != limit:
+            # Taken out after it was acted on: an interrupt makes it be seen twice, not never.
+            self._ledger.complete(queue.items[0])
+            queue.items.popleft()
+            taken += 1
 
     def wait_sync(self, busy: Callable[[], bool], deadline: float) -> None:
         """Reap on this thread until nothing is in flight or `deadline` seconds have passed."""
