@@ -139,6 +139,11 @@ def mend(ledger: Ledger, lanes: list[Lane]) -> None:
             ledger.lose(op, KeyboardInterrupt("struck while it was posted"))
 
 
+def provable(lanes: list[Lane]) -> bool:
+    """Whether a device may still prove that a lost operation is quiet."""
+    return any(op.fence is not None for lane in lanes for op in lane.lost)
+
+
 def give_up(ledger: Ledger, lanes: list[Lane]) -> list[Operation]:
     """Cancel what was never posted, lose the rest; return what was lost."""
     left = [op for lane in lanes for op in lane.live]

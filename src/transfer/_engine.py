@@ -153,7 +153,7 @@ class Engine:
         """Close from any thread once the loop is gone; may be repeated, and takes late proofs.
 
         Args:
-            deadline: seconds to wait for what is in flight; the rest is given up.
+            deadline: seconds to wait for what is in flight or lost; the rest is given up.
 
         Raises:
             EngineClosed: the loop still runs; use `aclose` there.
@@ -169,7 +169,7 @@ class Engine:
         self._lines = {lane: Line() for lane in self._lanes}
         for pool in list(self._ledger.pools):
             pool.disown()
-        self._reaper.wait_sync(lambda: not self._quiet(), deadline)
+        self._reaper.wait_sync(lambda: not self._quiet() or _drain.provable(self._lanes), deadline)
         _drain.give_up(self._ledger, self._lanes)
         self._stop(self._lanes)
         still = [op for lane in self._lanes for op in lane.lost]

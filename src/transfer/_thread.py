@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, TypeVar, final, overload
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 
-from transfer._errors import EngineClosed
+from transfer._errors import EngineClosed, TransferError, WrongThread
 from transfer._routing import UNSET
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
     from typing import Any, Self
 
@@ -42,6 +44,7 @@ class EngineThread:
         self._portal: anyio.from_thread.BlockingPortal | None = None
         self._thread: threading.Thread | None = None
         self._leave: anyio.Event | None = None
+        self._posting = threading.Lock()
         self._error: BaseException | None = None
 
     def start(self) -> None:
@@ -50,34 +53,41 @@ class EngineThread:
         Raises:
             EngineClosed: it is already started.
         """
-        if self._thread is not None:
-            raise EngineClosed(f"the thread of {self.engine!r} is already started")
         ready = threading.Event()
-        self._error = None
-        self._thread = threading.Thread(
-            target=self._main, args=(ready,), name=f"kvhold-{self.engine.name}-loop", daemon=True
-        )
+        with self._posting:
+            if self._thread is not None:
+                raise EngineClosed(f"the thread of {self.engine!r} is already started")
+            self._error = None
+            name = f"kvhold-{self.engine.name}-loop"
+            self._thread = threading.Thread(
+                target=self._main, args=(ready,), name=name, daemon=True
+            )
         self._thread.start()
         ready.wait()
         if self._portal is None:
             self._join()
 
     def close(self) -> None:
-        """Drain and stop; may be repeated.
+        """Drain and stop; may be repeated. What still runs through `run` after that is cancelled.
 
         Raises:
             CompletionLost: as `Engine.aclose`.
+            ForkDetected: it was started in another process.
         """
-        portal, leave = self._portal, self._leave
-        if portal is not None and leave is not None:
-            portal.call(leave.set)
-        if self._thread is not None:
-            self._join()
+        leave = self._leave
+        if leave is not None:
+            try:
+                self._post(leave.set).result()
+            except EngineClosed:
+                self.engine._home.check_process()  # else another thread was faster
+        self._join()
 
     def _join(self) -> None:
-        thread, self._thread = self._thread, None
+        thread = self._thread
         if thread is not None:
             thread.join()
+            if self._thread is thread:
+                self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -97,12 +107,26 @@ class EngineThread:
             ready.set()
 
     async def _serve(self, ready: threading.Event) -> None:
-        leave = self._leave = anyio.Event()
-        async with self.engine, anyio.from_thread.BlockingPortal() as portal:
+        self.engine.start()
+        self._leave = anyio.Event()
+        async with anyio.from_thread.BlockingPortal() as portal:
             self._portal = portal
             ready.set()
-            await leave.wait()
-            self._portal = None
+            try:
+                await self._leave.wait()
+            finally:
+                await self._close_engine()
+            # The portal outlives the engine: whoever waits for an operation is told how it ended.
+            with self._posting:
+                self._portal = None
+            await anyio.lowlevel.checkpoint()  # what was posted before has begun
+            await portal.stop(cancel_remaining=True)
+
+    async def _close_engine(self) -> None:
+        try:
+            await self.engine.aclose()
+        except TransferError as error:
+            self._error = error  # out of the portal's task group, which would wrap it
 
     def __enter__(self) -> Self:
         self.start()
@@ -121,18 +145,34 @@ class EngineThread:
 
         Raises:
             EngineClosed: the thread is not started.
+            ForkDetected: it was started in another process.
+            WrongThread: called on the engine's own thread, which would wait for itself.
         """
-        return self._running().call(function, *args)
+        result: T = self._post(function, *args).result()
+        return result
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Run an async function on the engine's loop, e.g. one that drives a store."""
-        return self._running().call(function, *args)
+        """Run an async function on the engine's loop, e.g. one that drives a store.
 
-    def _running(self) -> anyio.from_thread.BlockingPortal:
-        portal = self._portal
-        if portal is None:
-            raise EngineClosed(f"the thread of {self.engine!r} is not started")
-        return portal
+        Raises:
+            EngineClosed: the thread is not started.
+            WrongThread: called on the engine's own thread, which would wait for itself.
+            concurrent.futures.CancelledError: the thread was closed meanwhile.
+        """
+        result: T = self._post(function, *args).result()
+        return result
+
+    def _post(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        self.engine._home.check_process()
+        if threading.current_thread() is self._thread:
+            raise WrongThread(
+                f"called on the thread of {self.engine!r} itself; expected another thread, or the "
+                f"engine's own methods"
+            )
+        with self._posting:
+            if self._portal is None:
+                raise EngineClosed(f"the thread of {self.engine!r} is not started")
+            return self._portal.start_task_soon(function, *args)
 
     # The engine's verbs
 
