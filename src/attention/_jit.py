@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
+# Counts and the strides of scales do not change the code: one compilation serves all of them.
+FREE_SCALES = ("s_page", "s_slot", "s_head")
+FREE_DECODE = (*FREE_SCALES, "splits", "heads", "group")
+FREE_MERGE = ("splits", "heads")
+FREE_PREFILL = (*FREE_SCALES, "heads", "group")
+FREE_APPEND = FREE_SCALES
+
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _length(indptr: Any, last: Any, request: Any, page: tl.constexpr) -> Any:
+def _length(
+    indptr: tl.tensor, last: tl.tensor, request: tl.tensor, page: tl.constexpr
+) -> tl.tensor:
     """First page of a request in the table, its pages, its tokens."""
     first = tl.load(indptr + request)
     count = tl.load(indptr + request + 1) - first
@@ -19,8 +26,13 @@ def _length(indptr: Any, last: Any, request: Any, page: tl.constexpr) -> Any:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tile_pages(  # noqa: PLR0917 - a device function
-    indices: Any, first: Any, count: Any, start: Any, tokens: tl.constexpr, page: tl.constexpr
-) -> Any:
+    indices: tl.tensor,
+    first: tl.tensor,
+    count: tl.tensor,
+    start: tl.tensor,
+    tokens: tl.constexpr,
+    page: tl.constexpr,
+) -> tl.tensor:
     """Page of each of `tokens` keys from `start` on (a multiple of tokens), int64."""
     if tokens % page == 0:
         many: tl.constexpr = tokens // page
@@ -34,17 +46,17 @@ def _tile_pages(  # noqa: PLR0917 - a device function
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _step(  # noqa: PLR0917 - a device function
-    query: Any,
-    keys: Any,
-    values: Any,
-    scales: Any,
-    seen: Any,
-    peak: Any,
-    total: Any,
-    acc: Any,
-    factor: Any,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    scales: tl.tensor,
+    seen: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    acc: tl.tensor,
+    factor: tl.tensor,
     by_token: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """One step of the softmax: keys [tokens, dim], values [tokens, dim], seen [rows, tokens]."""
     scores = tl.dot(query, tl.trans(keys)) * factor
     scores = tl.where(seen, scores, -float("inf"))
@@ -63,32 +75,32 @@ def _step(  # noqa: PLR0917 - a device function
     return above, total, acc
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=FREE_DECODE)  # type: ignore[untyped-decorator]
 def decode(  # noqa: PLR0917 - a kernel
-    query: Any,
-    key: Any,
-    value: Any,
-    scale: Any,
-    indptr: Any,
-    indices: Any,
-    last: Any,
-    out: Any,
-    lse: Any,
-    factor: Any,
-    q_row: Any,
-    q_head: Any,
-    k_page: Any,
-    k_slot: Any,
-    k_head: Any,
-    v_page: Any,
-    v_slot: Any,
-    v_head: Any,
-    s_page: Any,
-    s_slot: Any,
-    s_head: Any,
-    splits: Any,
-    heads: Any,
-    group: tl.constexpr,
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    scale: tl.tensor,
+    indptr: tl.tensor,
+    indices: tl.tensor,
+    last: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    factor: tl.tensor,
+    q_row: tl.tensor,
+    q_head: tl.tensor,
+    k_page: tl.tensor,
+    k_slot: tl.tensor,
+    k_head: tl.tensor,
+    v_page: tl.tensor,
+    v_slot: tl.tensor,
+    v_head: tl.tensor,
+    s_page: tl.tensor,
+    s_slot: tl.tensor,
+    s_head: tl.tensor,
+    splits: tl.tensor,
+    heads: tl.tensor,
+    group: tl.tensor,
     rows: tl.constexpr,
     blocks: tl.constexpr,
     dim: tl.constexpr,
@@ -142,14 +154,14 @@ def decode(  # noqa: PLR0917 - a kernel
     tl.store(out + where, result, mask=live[:, None] & inside[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=FREE_MERGE)  # type: ignore[untyped-decorator]
 def merge(  # noqa: PLR0917 - a kernel
-    part: Any,
-    sums: Any,
-    out: Any,
-    lse: Any,
-    splits: Any,
-    heads: Any,
+    part: tl.tensor,
+    sums: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    splits: tl.tensor,
+    heads: tl.tensor,
     many: tl.constexpr,
     dim: tl.constexpr,
     width: tl.constexpr,
@@ -175,32 +187,32 @@ def merge(  # noqa: PLR0917 - a kernel
     tl.store(lse + target, peak + tl.log2(norm))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=FREE_PREFILL)  # type: ignore[untyped-decorator]
 def prefill(  # noqa: PLR0917 - a kernel
-    query: Any,
-    key: Any,
-    value: Any,
-    scale: Any,
-    indptr: Any,
-    indices: Any,
-    last: Any,
-    starts: Any,
-    out: Any,
-    lse: Any,
-    factor: Any,
-    q_row: Any,
-    q_head: Any,
-    k_page: Any,
-    k_slot: Any,
-    k_head: Any,
-    v_page: Any,
-    v_slot: Any,
-    v_head: Any,
-    s_page: Any,
-    s_slot: Any,
-    s_head: Any,
-    heads: Any,
-    group: tl.constexpr,
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    scale: tl.tensor,
+    indptr: tl.tensor,
+    indices: tl.tensor,
+    last: tl.tensor,
+    starts: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    factor: tl.tensor,
+    q_row: tl.tensor,
+    q_head: tl.tensor,
+    k_page: tl.tensor,
+    k_slot: tl.tensor,
+    k_head: tl.tensor,
+    v_page: tl.tensor,
+    v_slot: tl.tensor,
+    v_head: tl.tensor,
+    s_page: tl.tensor,
+    s_slot: tl.tensor,
+    s_head: tl.tensor,
+    heads: tl.tensor,
+    group: tl.tensor,
     rows: tl.constexpr,
     dim: tl.constexpr,
     width: tl.constexpr,
@@ -257,28 +269,28 @@ def prefill(  # noqa: PLR0917 - a kernel
     tl.store(out + where, result, mask=live[:, None] & inside[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=FREE_APPEND)  # type: ignore[untyped-decorator]
 def append(  # noqa: PLR0917 - a kernel
-    key: Any,
-    value: Any,
-    slots: Any,
-    key_pages: Any,
-    value_pages: Any,
-    scale: Any,
-    lost: Any,
-    i_token: Any,
-    i_head: Any,
-    j_token: Any,
-    j_head: Any,
-    k_page: Any,
-    k_slot: Any,
-    k_head: Any,
-    v_page: Any,
-    v_slot: Any,
-    v_head: Any,
-    s_page: Any,
-    s_slot: Any,
-    s_head: Any,
+    key: tl.tensor,
+    value: tl.tensor,
+    slots: tl.tensor,
+    key_pages: tl.tensor,
+    value_pages: tl.tensor,
+    scale: tl.tensor,
+    lost: tl.tensor,
+    i_token: tl.tensor,
+    i_head: tl.tensor,
+    j_token: tl.tensor,
+    j_head: tl.tensor,
+    k_page: tl.tensor,
+    k_slot: tl.tensor,
+    k_head: tl.tensor,
+    v_page: tl.tensor,
+    v_slot: tl.tensor,
+    v_head: tl.tensor,
+    s_page: tl.tensor,
+    s_slot: tl.tensor,
+    s_head: tl.tensor,
     limit: tl.constexpr,
     dim: tl.constexpr,
     width: tl.constexpr,

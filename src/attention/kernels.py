@@ -13,7 +13,7 @@ Importing this module needs Triton.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attention._view import LayerView
+
+    Table: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 LOG2_E: Final = 1.0 / math.log(2.0)
 ROWS_MIN: Final = 16
@@ -51,14 +53,6 @@ class Tiles(NamedTuple):
     warps: int = 4
     stages: int = 3
     rows: int = 64
-
-
-class DeviceTable(NamedTuple):
-    """A page table where the kernels read it: int32 tensors on the device."""
-
-    indptr: Tensor
-    indices: Tensor
-    last_page_len: Tensor
 
 
 class Partial(NamedTuple):
@@ -112,7 +106,7 @@ def splits_for(lengths: list[int], kv_heads: int, processors: int, programs: int
 
 def decode_pages(
     view: LayerView,
-    table: DeviceTable,
+    table: Table,
     query: Tensor,
     out: Tensor,
     lse: Tensor,
@@ -126,7 +120,7 @@ def decode_pages(
 
     Args:
         view: one layer's pages.
-        table: the requests' pages.
+        table: indptr, indices and last_page_len of the requests, int32 on the device.
         query: [batch, query_heads, head_dim] of the key's dtype.
         out: as query, written.
         lse: float32 [batch, query_heads], written: base 2, -inf for length 0.
@@ -184,7 +178,7 @@ def decode_pages(
 
 def prefill_pages(
     view: LayerView,
-    table: DeviceTable,
+    table: Table,
     query: Tensor,
     out: Tensor,
     lse: Tensor,
@@ -199,7 +193,7 @@ def prefill_pages(
 
     Args:
         view: one layer's pages.
-        table: the requests' pages.
+        table: indptr, indices and last_page_len of the requests, int32 on the device.
         query: [rows, query_heads, head_dim] of the key's dtype.
         out: as query, written.
         lse: float32 [rows, query_heads], written: base 2.

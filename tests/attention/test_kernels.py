@@ -27,10 +27,9 @@ def kernels() -> ModuleType:
     return importlib.import_module("attention.kernels")
 
 
-def table(kernels: ModuleType, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+def table(inputs: Inputs) -> tuple[torch.Tensor, ...]:
     parts = (inputs.table.indptr, inputs.table.indices, inputs.table.last_page_len)
-    made: tuple[torch.Tensor, ...] = kernels.DeviceTable(*map(torch.from_numpy, parts))
-    return made
+    return tuple(map(torch.from_numpy, parts))
 
 
 def poisoned(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,7 +42,7 @@ def run_decode(kernels: ModuleType, inputs: Inputs, splits: int) -> tuple[float,
     batch, heads, dim = inputs.query.shape
     kernels.decode_pages(
         inputs.view,
-        table(kernels, inputs),
+        table(inputs),
         inputs.query,
         out,
         lse,
@@ -61,7 +60,7 @@ def run_prefill(kernels: ModuleType, inputs: Inputs, *, causal: bool) -> tuple[f
     starts = torch.tensor(inputs.query_indptr, dtype=torch.int32)
     kernels.prefill_pages(
         inputs.view,
-        table(kernels, inputs),
+        table(inputs),
         inputs.query,
         out,
         lse,
@@ -145,7 +144,7 @@ def test_damage_shows(kernels: ModuleType) -> None:
             inputs.view.scale.mul_(2)
         kernels.decode_pages(
             inputs.view,
-            table(kernels, inputs),
+            table(inputs),
             inputs.query,
             out,
             lse,

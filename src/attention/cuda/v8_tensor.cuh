@@ -5,6 +5,7 @@
 // that it owns, and widens them in place once its own copies have landed, before the barrier that
 // lets others read the tile. No other thread sees the codes, so no barrier is added.
 //
+// KVHOLD_WIDEN_ROWS: rows that a thread widens at a time.
 // KVHOLD_V_FORMAT: __NV_E4M3 or __NV_E5M2. KVHOLD_TOKEN_SCALE: 1 when every (token, head) has a
 // scale, which is then folded into the value while it is widened. kvhold_pv_t is the type of P and
 // V in the second product: half holds both FP8 formats exactly, and one instruction widens two
@@ -126,10 +127,13 @@ __device__ __forceinline__ void widen_v(SmemStorage* storage, const uint32_t war
                                         const TokenScales<KTraits>& scales) {
   using Tile = ValueTile<KTraits>;
   using T = kvhold_pv_t<typename KTraits::DTypeQ>;
+  // Few rows at a time keep registers free. Scales per token are in registers, which must be
+  // indexed by constants.
+  constexpr uint32_t AT_ONCE = KVHOLD_TOKEN_SCALE ? Tile::ROWS : KVHOLD_WIDEN_ROWS;
   b128_t* base = reinterpret_cast<b128_t*>(storage->v_smem);
   const uint32_t column = lane_idx % 8;
   const uint32_t first_row = warp_idx * 4 + lane_idx / 8;
-#pragma unroll
+#pragma unroll AT_ONCE
   for (uint32_t i = 0; i < Tile::ROWS; ++i) {
     const uint32_t row = first_row + i * KTraits::NUM_WARPS * 4;
 #if KVHOLD_TOKEN_SCALE
