@@ -6,7 +6,6 @@ left running behind it, whichever task failed.
 
 from __future__ import annotations
 
-import itertools
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -103,10 +102,3 @@ class Team:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def shares(count: int, parts: int) -> list[range]:
-    """`count` things in at most `parts` consecutive ranges of nearly equal length, none empty."""
-    parts = min(parts, count)
-    bounds = [count * part // parts for part in range(parts + 1)] if parts else []
-    return [range(a, b) for a, b in itertools.pairwise(bounds)]
