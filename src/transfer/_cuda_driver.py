@@ -1,4 +1,4 @@
-"""The CUDA driver as the device needs it: one object per GPU, the only importer of ``cuda``.
+"""The CUDA driver of one GPU, through cuda-bindings: the only importer of ``cuda``.
 
 The driver's own interface is used and not the runtime's: a context is named instead of being a
 thread's current one, so a caller's current device never changes, and there is no pending error
@@ -9,153 +9,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+import sys
+from typing import TYPE_CHECKING, Any, Final, final
 
-from transfer._errors import TransferError
+from transfer._cuda_api import CudaError, CudaMissing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STICKY: Final = frozenset({201, 214, 219, 220, 226, 700, 702, 704, 709, 710, 714})
-"""Driver codes after which a context never works again, by ``cuda.h``: invalid context, ECC,
-NVLink and containment errors, illegal address, launch timeout, destroyed context, assert, and
-hardware stack error. 715 to 719 and 721 (illegal instruction to launch failure) belong to them."""
-
 _NOT_READY: Final = 600
-
-
-class CudaMissing(TransferError):
-    """CUDA cannot be used here; the message names what was found and what is needed."""
-
-
-@final
-class CudaError(Exception):
-    """A driver call failed.
-
-    Attributes:
-        code: the driver's number.
-        call: the driver function.
-    """
-
-    def __init__(self, code: int, call: str, detail: str = "") -> None:
-        super().__init__(f"{call}: CUDA error {code}{f' ({detail})' if detail else ''}")
-        self.code = code
-        self.call = call
-
-    @property
-    def sticky(self) -> bool:
-        """Whether the context is lost with it."""
-        return self.code in STICKY or 715 <= self.code <= 719 or self.code == 721
-
-    @property
-    def capture(self) -> bool:
-        """Whether it only says that some stream is being captured into a graph."""
-        return 900 <= self.code <= 908
-
-
-class Driver(Protocol):
-    """What the device asks of one GPU. Streams, events and addresses are opaque.
-
-    Every method may raise `CudaError`.
-    """
-
-    ordinal: int
-
-    def open(self) -> None:
-        """Take a reference to the primary context, which torch shares."""
-        ...
-
-    def shut(self) -> None:
-        """Give that reference back."""
-        ...
-
-    def __enter__(self) -> None:
-        """Make the context current and capture rules relaxed, for this thread, until exit."""
-        ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def adopt_thread(self) -> None:
-        """The same for a thread of our own, for good."""
-        ...
-
-    def attribute(self, name: str) -> int:
-        """A device attribute by the tail of its name, e.g. ``"MULTIPROCESSOR_COUNT"``."""
-        ...
-
-    def stream(self) -> Any:
-        """Make a stream that does not synchronise with the legacy stream."""
-        ...
-
-    def stream_of(self, handle: int) -> Any:
-        """Wrap a handle."""
-        ...
-
-    def drop_stream(self, stream: Any) -> None:
-        """Destroy a stream once its work is done."""
-        ...
-
-    def capturing(self, stream: Any) -> bool:
-        """Whether a stream is being captured into a graph."""
-        ...
-
-    def event(self, *, blocking: bool) -> Any:
-        """Make an event without timing; `blocking` waits by interrupt instead of spinning."""
-        ...
-
-    def drop_event(self, event: Any) -> None:
-        """Destroy an event."""
-        ...
-
-    def record(self, event: Any, stream: Any) -> None:
-        """Record."""
-        ...
-
-    def done(self, event: Any) -> bool:
-        """Whether an event that was recorded is done."""
-        ...
-
-    def sync(self, event: Any) -> None:
-        """Wait in C for an event that was recorded."""
-        ...
-
-    def wait(self, stream: Any, event: Any) -> None:
-        """Make later work of a stream wait for an event that was recorded."""
-        ...
-
-    def copy(self, dst: int, src: int, nbytes: int, stream: Any) -> None:
-        """Copy bytes between any two places."""
-        ...
-
-    def copy_batch(
-        self, dst: Sequence[int], src: Sequence[int], nbytes: Sequence[int], stream: Any
-    ) -> None:
-        """Copy many byte ranges in one call; sources are read in stream order."""
-        ...
-
-    def allocate(self, nbytes: int) -> int:
-        """Device memory."""
-        ...
-
-    def free(self, address: int) -> None:
-        """Give device memory back."""
-        ...
-
-    def allocate_host(self, nbytes: int) -> int:
-        """Page-locked host memory."""
-        ...
-
-    def free_host(self, address: int) -> None:
-        """Give page-locked host memory back."""
-        ...
-
-    def register(self, address: int, nbytes: int) -> None:
-        """Page-lock memory that is mapped already."""
-        ...
-
-    def unregister(self, address: int) -> None:
-        """Undo `register`."""
-        ...
 
 
 def load() -> Any:
@@ -208,7 +70,6 @@ class CudaDriver:
         self._device = self._call("cuDeviceGet", ordinal)
         self._context: Any = None
         self._relaxed = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        self._modes: list[Any] = []
         self._not_capturing = api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         order = api.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
         self._attributes = api.CUmemcpyAttributes()
@@ -241,15 +102,9 @@ class CudaDriver:
             self._context = None
             self._call("cuDevicePrimaryCtxRelease", self._device)
 
-    def __enter__(self) -> None:
-        """See `Driver.__enter__`; nests, and belongs to one thread at a time."""
-        self._call("cuCtxPushCurrent", self._context)
-        self._modes.append(self._call("cuThreadExchangeStreamCaptureMode", self._relaxed))
-
-    def __exit__(self, *_: object) -> None:
-        """Put the thread's context and mode back."""
-        self._call("cuThreadExchangeStreamCaptureMode", self._modes.pop())
-        self._call("cuCtxPopCurrent")
+    def scope(self) -> _Scope:
+        """See `Driver.scope`."""
+        return _Scope(self)
 
     def adopt_thread(self) -> None:
         """See `Driver.adopt_thread`."""
@@ -290,6 +145,13 @@ class CudaDriver:
             raise error
         return bool(status != self._not_capturing)
 
+    def caller_captures(self) -> bool:
+        """See `Driver.caller_captures`; torch has the notion of a current stream, the driver none."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return False
+        return bool(torch.cuda.is_current_stream_capturing())
+
     def event(self, *, blocking: bool) -> Any:
         """See `Driver.event`."""
         flags = self._api.CUevent_flags
@@ -297,6 +159,10 @@ class CudaDriver:
         if blocking:
             chosen |= int(flags.CU_EVENT_BLOCKING_SYNC)
         return self._call("cuEventCreate", chosen)
+
+    def event_of(self, handle: int) -> Any:
+        """See `Driver.event_of`."""
+        return self._api.CUevent(handle)
 
     def drop_event(self, event: Any) -> None:
         """See `Driver.drop_event`."""
@@ -373,3 +239,23 @@ class CudaDriver:
     def unregister(self, address: int) -> None:
         """See `Driver.unregister`."""
         self._call("cuMemHostUnregister", address)
+
+
+@final
+class _Scope:
+    """A thread inside a context, with capture rules that let it query and record."""
+
+    __slots__ = ("_driver", "_mode")
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._mode: Any = None
+
+    def __enter__(self) -> None:
+        driver = self._driver
+        driver._call("cuCtxPushCurrent", driver._context)
+        self._mode = driver._call("cuThreadExchangeStreamCaptureMode", driver._relaxed)
+
+    def __exit__(self, *_: object) -> None:
+        self._driver._call("cuThreadExchangeStreamCaptureMode", self._mode)
+        self._driver._call("cuCtxPopCurrent")

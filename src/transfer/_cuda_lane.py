@@ -1,0 +1,389 @@
+"""A lane: two streams of our own for one direction, and the work that is posted on them.
+
+A `Job` posts itself step by step. The lane takes steps as long as few enough commands are queued,
+since a full stream makes the driver block; the rest follows when marks are reached, from the thread
+that watches them. A posting that fails part-way gets an event behind what it had posted, so its
+fence signals, with the error, once that part is quiet; the streams that carried it are retired.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from transfer._cuda_api import CudaError
+from transfer._cuda_watch import Mark, Watch
+from transfer._errors import CompletionLost, SubmitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from transfer._cuda_api import Driver
+    from transfer._cuda_watch import CudaFence, Signals
+    from transfer._extent import Int64Array
+    from transfer._staging import Pieces
+
+QUEUED: Final = 512
+"""Commands queued on a lane, a good way below the 1000 or so at which the driver blocks."""
+MARK_EVERY: Final = 128
+"""Commands after which a long job gets a mark, so that the lane can be refilled."""
+FEW: Final = 4
+"""Up to this many pieces are copied one by one, more by one batched call."""
+BATCH: Final = 512
+"""Pieces of one batched call."""
+
+
+class Scratch(NamedTuple):
+    """A small buffer that exists on both sides, for what kernels read."""
+
+    host: int
+    device: int
+    words: int
+
+    def fill(self, data: Int64Array) -> int:
+        """Write the host side; how many bytes to copy."""
+        if len(data) > self.words:
+            raise SubmitError(f"{len(data)} words of tables for a scratch of {self.words}")
+        ctypes.memmove(self.host, data.ctypes.data, data.nbytes)
+        return int(data.nbytes)
+
+
+@final
+class Slot:
+    """One staging area: `filled` tells the reader, `free` the next writer."""
+
+    __slots__ = ("address", "filled", "free", "used")
+
+    def __init__(self, address: int, filled: Any, free: Any) -> None:
+        self.address = address
+        self.filled = filled
+        self.free = free
+        self.used = False
+
+
+@final
+class Job:
+    """One piece of work on its way onto a lane.
+
+    Attributes:
+        fence: signals when it is quiet.
+        waits: fences it waits for on the GPU.
+        steps: posts a part each time it is asked; gives the number of commands.
+        touched: something that touches blocks was posted.
+        whole: `steps` came to its end; an interrupt can end a generator early.
+        inline: `submit` has not returned yet, so it raises what becomes of the job.
+        raised: what a callable raised that was part of it.
+        refused, lost: what `submit` raises.
+    """
+
+    __slots__ = (
+        "fence",
+        "inline",
+        "lost",
+        "raised",
+        "refused",
+        "steps",
+        "touched",
+        "waits",
+        "whole",
+    )
+
+    def __init__(self, fence: CudaFence, waits: Sequence[CudaFence]) -> None:
+        self.fence = fence
+        self.waits = waits
+        self.steps: Iterator[int] = iter(())
+        self.touched = False
+        self.whole = False
+        self.raised: Exception | None = None
+        self.inline = True
+        self.refused: SubmitError | None = None
+        self.lost: CompletionLost | None = None
+
+
+@final
+class Lane:
+    """Two streams and what is queued on them.
+
+    Args:
+        signals: where fences are signaled.
+        name: for the thread.
+        area: bytes of a staging area; 0 for a lane without.
+        areas: how many.
+        scratch: bytes of a scratch buffer.
+        scratches: how many.
+        ends_with_moves: on which of the two streams each job ends.
+
+    Attributes:
+        kernels: stream of kernels.
+        moves: stream of DMA copies.
+        area: bytes of a staging area.
+        ends_with_moves: on which of the two each job ends.
+        scratch_words: int64 words of a scratch buffer.
+    """
+
+    def __init__(
+        self,
+        signals: Signals,
+        name: str,
+        *,
+        area: int,
+        areas: int,
+        scratch: int,
+        scratches: int,
+        ends_with_moves: bool,
+    ) -> None:
+        self.driver: Driver = signals.driver
+        self.area = area
+        self.ends_with_moves = ends_with_moves
+        self._signals = signals
+        self._lock = Lock()
+        self._jobs: deque[Job] = deque()
+        self._queued = 0
+        self._unmarked = 0
+        self._borrowed: list[Scratch] = []
+        self._retired: list[Any] = []
+        self._owed: list[CudaFence] = []
+        self.kernels = self.driver.stream()
+        self.moves = self.driver.stream()
+        self._memory = self.driver.allocate(max(area * areas, 16) + scratch * scratches)
+        self._host = self.driver.allocate_host(scratch * scratches)
+        self.slots = [
+            Slot(self._memory + i * area, self._make_event(), self._make_event())
+            for i in range(areas if area else 0)
+        ]
+        base = self._memory + max(area * areas, 16)
+        self.scratch_words = scratch // 8
+        self._scratch = [
+            Scratch(self._host + i * scratch, base + i * scratch, scratch // 8)
+            for i in range(scratches)
+        ]
+        self._turn = 0
+        self.watch = Watch(signals, name)
+
+    def _make_event(self) -> Any:
+        return self.driver.event(blocking=False)
+
+    # Posting
+
+    def submit(self, job: Job) -> None:
+        """Post a job, or as much of it as there is room for.
+
+        Raises:
+            SubmitError: nothing of it was posted.
+            CompletionLost: a part was posted and no event could be recorded behind it.
+        """
+        with self._lock:
+            self._signals.open(job.fence)
+            self._jobs.append(job)
+            try:
+                self._pump()
+            finally:
+                job.inline = False
+        if job.refused is not None:
+            raise job.refused
+        if job.lost is not None:
+            raise job.lost
+
+    def _room(self) -> bool:
+        return self._queued < QUEUED and bool(self._scratch)
+
+    def _pump(self) -> None:
+        while self._jobs and self._signals.poison is None:
+            if not self._room():
+                self._refill()
+                return
+            job = self._jobs[0]
+            try:
+                commands = next(job.steps, None)
+                if commands is None:
+                    self._jobs.popleft()
+                    self._finish(job)
+                    continue
+            except (CudaError, SubmitError) as error:
+                if self._jobs and self._jobs[0] is job:
+                    self._jobs.popleft()
+                self._fail(job, error)
+                continue
+            self._queued += commands
+            self._unmarked += commands
+            if self._unmarked >= MARK_EVERY:
+                self._refill()
+
+    def _refill(self) -> None:
+        """Mark where a long job is, so that the rest of it follows once the GPU has got there."""
+        if self._unmarked:
+            try:
+                self._mark(None)
+            except CudaError as error:
+                self._signals.condemn(error)
+
+    def _finish(self, job: Job) -> None:
+        """Record the event behind a job, and let its fence have it."""
+        if not job.whole:
+            raise CudaError(0, "posting", "interrupted")
+        self._mark(job.fence, job.raised)
+
+    def _mark(self, fence: CudaFence | None, error: Exception | None = None) -> Any:
+        """An event behind everything that is queued, for the thread to wait for."""
+        if error is not None or self._owed:
+            self._gather()
+        event = self._signals.record(self._last())
+        if fence is not None:
+            fence.event = event
+        commands, self._unmarked = self._unmarked + 1, 0
+        borrowed, self._borrowed = self._borrowed, []
+        owed, self._owed = self._owed, []
+        self._queued += 1
+
+        def reached() -> None:
+            if fence is None:
+                self._signals.give_event(event)
+            else:
+                self._signals.signal(fence, error, keep=error is None)
+            for late in owed:
+                self._signals.signal(late)
+            with self._lock:
+                self._queued -= commands
+                self._scratch.extend(borrowed)
+                self._pump()
+
+        self.watch.put(Mark(event, reached))
+        return event
+
+    def _last(self) -> Any:
+        """The stream on which everything of the lane ends."""
+        return self.moves if self.ends_with_moves else self.kernels
+
+    def _gather(self) -> None:
+        """Put the stream on which jobs end behind everything of the other one too."""
+        if self.ends_with_moves:
+            self.join_kernels()
+        else:
+            self.join_moves()
+
+    def _fail(self, job: Job, error: CudaError | SubmitError) -> None:
+        """Posting ended early; find out what that means for the blocks."""
+        if isinstance(error, CudaError) and error.sticky:
+            self._signals.condemn(error)
+        elif job.touched and isinstance(error, CudaError):
+            self._settle(job, error)
+            return
+        if job.touched:
+            self._lose(job, f"posted in part: {error}")
+            return
+        job.refused = error if isinstance(error, SubmitError) else SubmitError(str(error))
+        if job.refused is not error:
+            job.refused.__cause__ = error
+        if job.inline:
+            self._signals.forget(job.fence)
+        else:
+            self._signals.signal(job.fence, job.refused)
+
+    def _lose(self, job: Job, reason: str) -> None:
+        """Say that the end of a job cannot be learnt for now."""
+        job.lost = CompletionLost(reason, fence=job.fence)
+        if not job.inline:
+            self._signals.lose(job.fence, job.lost)
+
+    def _settle(self, job: Job, error: CudaError) -> None:
+        """Let the fence signal, with the error, once the posted part is quiet."""
+        try:
+            quiet = self._mark(job.fence, error)
+        except CudaError as second:
+            if second.sticky:
+                self._signals.condemn(second)
+            self._owed.append(job.fence)
+            self._lose(job, f"posted in part: {error}; then {second}")
+            return
+        try:
+            self._renew(quiet)
+        except CudaError as third:
+            self._signals.condemn(third)
+
+    def _renew(self, quiet: Any) -> None:
+        """Go on with fresh streams, behind the part that was posted on the old ones."""
+        kernels, moves = self.driver.stream(), self.driver.stream()
+        self.driver.wait(kernels, quiet)
+        self.driver.wait(moves, quiet)
+        self._retired += [self.kernels, self.moves]
+        self.kernels, self.moves = kernels, moves
+
+    # What steps are made of
+
+    def enter(self, job: Job, stream: Any) -> int:
+        """Make a stream wait for what a job waits for; how many commands that took."""
+        waited = 0
+        for fence in job.waits:
+            if not fence.done:
+                self.driver.wait(stream, fence.event)
+                waited += 1
+        return waited
+
+    def borrow(self, data: Int64Array) -> int:
+        """Copy words to a scratch buffer that is the job's until its mark; the device address."""
+        scratch = self._scratch.pop()
+        self._borrowed.append(scratch)
+        self.driver.copy(scratch.device, scratch.host, scratch.fill(data), self.kernels)
+        return scratch.device
+
+    def next_slot(self, writer: Any) -> Slot:
+        """The next staging area, for a stream that will write to it."""
+        slot = self.slots[self._turn]
+        self._turn = (self._turn + 1) % len(self.slots)
+        if slot.used:
+            self.driver.wait(writer, slot.free)
+        return slot
+
+    def release(self, slot: Slot, reader: Any) -> None:
+        """Let the next writer of a staging area wait for what its reader has queued."""
+        self.driver.record(slot.free, reader)
+        slot.used = True
+
+    def join_moves(self) -> int:
+        """Put the stream of kernels behind the moves; how many commands that took."""
+        return self._join(self.kernels, self.moves)
+
+    def join_kernels(self) -> int:
+        """Put the stream of moves behind the kernels; how many commands that took."""
+        return self._join(self.moves, self.kernels)
+
+    def _join(self, later: Any, earlier: Any) -> int:
+        event = self._signals.record(earlier)
+        self.driver.wait(later, event)
+        # A wait is for the record that it saw, so the event may be recorded again at once.
+        self._signals.give_event(event)
+        return 2
+
+    def move(self, job: Job, pieces: Pieces) -> int:
+        """Queue pieces on the stream of moves; how many commands that took."""
+        dst, src, nbytes = (part.tolist() for part in pieces)
+        if len(nbytes) <= FEW:
+            for target, source, size in zip(dst, src, nbytes, strict=True):
+                self.driver.copy(target, source, size, self.moves)
+                job.touched = True
+            return len(nbytes)
+        for start in range(0, len(nbytes), BATCH):
+            part = slice(start, start + BATCH)
+            # Said before: what a failing batch has posted is not known.
+            job.touched = True
+            self.driver.copy_batch(dst[part], src[part], nbytes[part], self.moves)
+        return -(-len(nbytes) // 8)
+
+    # Ending
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued."""
+        return self._queued == 0 and not self._jobs
+
+    def close(self) -> None:
+        """Give everything back; only with nothing queued and the thread ended."""
+        for slot in self.slots:
+            self.driver.drop_event(slot.filled)
+            self.driver.drop_event(slot.free)
+        for stream in (self.kernels, self.moves, *self._retired):
+            self.driver.drop_stream(stream)
+        self.driver.free(self._memory)
+        self.driver.free_host(self._host)

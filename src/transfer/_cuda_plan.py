@@ -1,0 +1,163 @@
+"""Which way a copy takes: measured rates, a cost for each way, and the cheapest of them."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Way(StrEnum):
+    """How bytes cross between pages and slots."""
+
+    DMA = "one driver copy for each piece"
+    BATCH = "one driver call for many pieces"
+    STAGED = "kernels through staging, then DMA"
+    MAPPED = "a kernel on page-locked memory itself"
+    KERNEL = "a kernel inside the GPU"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One measured line.
+
+    Attributes:
+        way: how.
+        outward: from the GPU to the host.
+        fragment: bytes of each piece that the way moves by itself.
+        rate: bytes per second over many pieces.
+    """
+
+    way: Way
+    outward: bool
+    fragment: int
+    rate: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CopyTable:
+    """What was measured on one kind of machine.
+
+    Attributes:
+        origin: where and when.
+        rates: lines, any order.
+        base: seconds that a way costs before the first byte and behind the last, by way.
+    """
+
+    origin: str
+    rates: tuple[Rate, ...]
+    base: tuple[tuple[Way, float], ...]
+
+    def seconds(self, way: Way, nbytes: int, fragment: float, *, outward: bool) -> float:
+        """Time for `nbytes` in pieces of `fragment` bytes; infinite for a way not in the table.
+
+        Between two measured sizes the time of one piece is interpolated, as pieces of different
+        sizes differ by a constant and a rate.
+        """
+        lines = sorted(
+            (r.fragment, r.rate) for r in self.rates if r.way is way and r.outward is outward
+        )
+        if not lines:
+            return math.inf
+        size = max(fragment, 1.0)
+        index = bisect.bisect_left(lines, (size, 0.0))
+        if index == 0:
+            each = lines[0][0] / lines[0][1]
+        elif index == len(lines):
+            each = size / lines[-1][1]
+        else:
+            (low, slow), (high, fast) = lines[index - 1], lines[index]
+            share = (size - low) / (high - low)
+            each = (low / slow) * (1 - share) + (high / fast) * share
+        return dict(self.base).get(way, 0.0) + nbytes / size * each
+
+    def dump(self) -> str:
+        """The table as JSON."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def parse(cls, text: str) -> CopyTable:
+        """A table from what `dump` gave."""
+        raw = json.loads(text)
+        rates = tuple(
+            Rate(Way(r["way"]), r["outward"], r["fragment"], r["rate"]) for r in raw["rates"]
+        )
+        return cls(raw["origin"], rates, tuple((Way(w), s) for w, s in raw["base"]))
+
+    @classmethod
+    def read(cls, path: Path) -> CopyTable:
+        """A table from a file."""
+        return cls.parse(path.read_text(encoding="utf-8"))
+
+
+def _lines(way: Way, direction: str, rates: dict[int, float]) -> tuple[Rate, ...]:
+    outward = direction == "out"
+    return tuple(Rate(way, outward, size << 10, gb * 1e9) for size, gb in rates.items())
+
+
+H200: Final = CopyTable(
+    "H200, PCIe 5 x16, driver 580",
+    (
+        *_lines(Way.DMA, "out", {4: 1.4, 32: 11, 256: 40, 2048: 52, 16384: 55}),
+        *_lines(Way.DMA, "in", {4: 1.4, 32: 11, 256: 40, 2048: 52, 16384: 55}),
+        *_lines(Way.BATCH, "out", {4: 6, 32: 40, 64: 50, 2048: 54, 16384: 55}),
+        *_lines(Way.BATCH, "in", {4: 3.8, 24: 7, 28: 40, 64: 51, 2048: 54, 16384: 55}),
+        *_lines(Way.STAGED, "out", {4: 6, 32: 40, 64: 50, 2048: 54, 16384: 55}),
+        *_lines(Way.STAGED, "in", {4: 3.8, 24: 7, 28: 40, 64: 51, 2048: 54, 16384: 55}),
+        *_lines(Way.MAPPED, "out", {1: 20, 4: 45, 32: 51}),
+        *_lines(Way.MAPPED, "in", {1: 15, 4: 40, 32: 48}),
+    ),
+    ((Way.DMA, 8e-6), (Way.BATCH, 12e-6), (Way.STAGED, 35e-6), (Way.MAPPED, 14e-6)),
+)
+"""The machine that kvhold was measured on. Staged pieces are those on the host's side."""
+
+
+class Plan(NamedTuple):
+    """A decision.
+
+    Attributes:
+        way: the way that is taken.
+        seconds: what the table says it takes.
+        others: what it says of the ways that were not taken.
+    """
+
+    way: Way
+    seconds: float
+    others: dict[Way, float]
+
+
+def choose(
+    table: CopyTable,
+    *,
+    outward: bool,
+    nbytes: int,
+    page_fragment: float,
+    host_fragment: float,
+    ways: tuple[Way, ...],
+) -> Plan:
+    """Pick the cheapest of the ways that are possible.
+
+    Args:
+        table: measured rates.
+        outward: from the GPU to the host.
+        nbytes: bytes that cross.
+        page_fragment: mean bytes of a run on the pages' side.
+        host_fragment: mean bytes of a piece on the host's side.
+        ways: what is possible.
+    """
+    costs = {
+        way: table.seconds(
+            way, nbytes, host_fragment if way is Way.STAGED else page_fragment, outward=outward
+        )
+        for way in ways
+    }
+    best = min(costs, key=lambda way: costs[way])
+    return Plan(best, costs.pop(best), costs)

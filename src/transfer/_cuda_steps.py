@@ -1,0 +1,186 @@
+"""How each way of a copy is posted on a lane, step by step.
+
+A step queues a bounded number of commands and gives that number. Steps of one job are never mixed
+with those of another one of the same lane, so the staging areas are used in turn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from transfer._cuda_api import CudaError
+from transfer._staging import CopyPipeline, Pieces, Uploaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from transfer._cuda_lane import Job, Lane
+    from transfer._staging import Pipeline
+
+RAMP: Final = 2 << 20
+"""Bytes of the chunk that nothing overlaps: the first one out, the last one in."""
+SINGLES: Final = 64
+"""Pieces that a step copies one by one."""
+FRAGMENTS: Final = 2048
+"""Fragments that are worked out at once."""
+
+
+class Launcher(Protocol):
+    """Starts a kernel on a stream."""
+
+    def __call__(self, stream: Any, units: int, program: Any, items: int, *args: int) -> None:
+        """See `kernels.Programs.launch`; raises `CudaError`."""
+        ...
+
+
+class Tools(NamedTuple):
+    """What the steps need of the device.
+
+    Attributes:
+        launch: starts a kernel.
+        units: multiprocessors that a kernel may use.
+        burst: as many for the chunk that nothing overlaps.
+    """
+
+    launch: Launcher
+    units: int
+    burst: int
+
+
+def whole(job: Job, steps: Iterator[int]) -> Iterator[int]:
+    """`steps`, and a word when they have really come to their end."""
+    yield from steps
+    job.whole = True
+
+
+def chunks(blocks: int, step: int, area: int, *, outward: bool) -> list[int]:
+    """Blocks of each chunk: small where nothing overlaps, doubling to what a staging area holds."""
+    most = max(1, area // step)
+    size = max(1, min(most, RAMP // step))
+    sizes = []
+    left = blocks
+    while left:
+        sizes.append(min(size, left))
+        left -= sizes[-1]
+        size = min(most, size * 2)
+    return sizes if outward else sizes[::-1]
+
+
+def portion(pipe: Pipeline, lane: Lane) -> int:
+    """Blocks whose tables fit a scratch buffer; below 1 when kernels cannot be used."""
+    return (lane.scratch_words - pipe.fixed_words) // pipe.block_words
+
+
+def _starter(tools: Tools, job: Job, stream: Any, units: int) -> Callable[..., None]:
+    def run(program: Any, items: int, *args: int) -> None:
+        try:
+            tools.launch(stream, units, program, items, *args)
+        except RuntimeError as error:
+            # Triton's launcher has no class and no number for what the driver answered.
+            raise CudaError(1, "cuLaunchKernelEx", str(error)) from error
+        job.touched = True
+
+    return run
+
+
+def singles(lane: Lane, job: Job, pipe: CopyPipeline) -> Iterator[int]:
+    """One driver copy for each fragment."""
+    entered = lane.enter(job, lane.moves)
+    for pieces in _fragments(pipe):
+        for start in range(0, len(pieces.nbytes), SINGLES):
+            part = slice(start, start + SINGLES)
+            dst, src, nbytes = (column[part].tolist() for column in pieces)
+            for target, source, size in zip(dst, src, nbytes, strict=True):
+                lane.driver.copy(target, source, size, lane.moves)
+                job.touched = True
+            yield entered + len(nbytes)
+            entered = 0
+    yield from _end_on_kernels(lane)
+
+
+def batches(lane: Lane, job: Job, pipe: CopyPipeline) -> Iterator[int]:
+    """Batched driver copies of fragments."""
+    entered = lane.enter(job, lane.moves)
+    for pieces in _fragments(pipe):
+        yield entered + lane.move(job, pieces)
+        entered = 0
+    yield from _end_on_kernels(lane)
+
+
+def _fragments(pipe: CopyPipeline) -> Iterator[Pieces]:
+    count = max(1, FRAGMENTS // max(1, pipe.runs))
+    for first in range(0, pipe.blocks, count):
+        yield pipe.fragments(first, min(count, pipe.blocks - first))
+
+
+def _end_on_kernels(lane: Lane) -> Iterator[int]:
+    """Where jobs end on the stream of kernels, put it behind the moves."""
+    if not lane.ends_with_moves:
+        yield lane.join_moves()
+
+
+def staged_out(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[int]:
+    """Kernels gather chunks into staging; the DMA engine moves the one before meanwhile."""
+    entered = lane.enter(job, lane.kernels)
+    most = portion(pipe, lane)
+    first = 0
+    loaded = Uploaded(0, 0, 0)
+    units = tools.burst
+    for count in chunks(pipe.blocks, pipe.step, lane.area, outward=True):
+        for part in _parts(first, count, most):
+            if part[0] + part[1] > loaded.first + loaded.blocks:
+                loaded = _upload(lane, pipe, part[0], min(most, pipe.blocks - part[0]), staged=True)
+            slot = lane.next_slot(lane.kernels)
+            run = _starter(tools, job, lane.kernels, units)
+            pipe.launch(run, loaded, slot.address, *part)
+            lane.driver.record(slot.filled, lane.kernels)
+            lane.driver.wait(lane.moves, slot.filled)
+            moved = lane.move(job, pipe.pieces(slot.address, *part))
+            lane.release(slot, lane.moves)
+            yield entered + moved + 6
+            entered, units = 0, tools.units
+        first += count
+
+
+def staged_in(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[int]:
+    """The DMA engine fills staging; kernels scatter the chunk before meanwhile."""
+    entered = lane.enter(job, lane.moves)
+    most = portion(pipe, lane)
+    first = 0
+    loaded = Uploaded(0, 0, 0)
+    for count in chunks(pipe.blocks, pipe.step, lane.area, outward=False):
+        for part in _parts(first, count, most):
+            if part[0] + part[1] > loaded.first + loaded.blocks:
+                loaded = _upload(lane, pipe, part[0], min(most, pipe.blocks - part[0]), staged=True)
+            slot = lane.next_slot(lane.moves)
+            moved = lane.move(job, pipe.pieces(slot.address, *part))
+            lane.driver.record(slot.filled, lane.moves)
+            lane.driver.wait(lane.kernels, slot.filled)
+            last = part[0] + part[1] == pipe.blocks
+            units = tools.burst if last else tools.units
+            pipe.launch(_starter(tools, job, lane.kernels, units), loaded, slot.address, *part)
+            lane.release(slot, lane.kernels)
+            yield entered + moved + 6
+            entered = 0
+        first += count
+
+
+def direct(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[int]:
+    """Kernels that read and write the blocks themselves, page-locked memory among them."""
+    entered = lane.enter(job, lane.kernels)
+    for first, count in _parts(0, pipe.blocks, portion(pipe, lane)):
+        loaded = _upload(lane, pipe, first, count, staged=False)
+        run = _starter(tools, job, lane.kernels, tools.units)
+        pipe.launch(run, loaded, 0, first, count)
+        yield entered + 2
+        entered = 0
+    if lane.ends_with_moves:
+        yield lane.join_kernels()
+
+
+def _parts(first: int, count: int, most: int) -> list[tuple[int, int]]:
+    return [(at, min(most, first + count - at)) for at in range(first, first + count, most)]
+
+
+def _upload(lane: Lane, pipe: Pipeline, first: int, count: int, *, staged: bool) -> Uploaded:
+    return Uploaded(lane.borrow(pipe.upload(first, count, staged=staged)), first, count)

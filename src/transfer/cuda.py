@@ -1,0 +1,388 @@
+"""CudaDevice, DevicePool and PinnedPool: GPU pages and page-locked slots, at the speed of the link.
+
+Importing this needs neither CUDA nor torch; making a device or a pool does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, final
+from weakref import WeakKeyDictionary
+
+from transfer._boundary import attempt
+from transfer._cuda_api import CudaError, CudaMissing, Driver
+from transfer._cuda_driver import CudaDriver
+from transfer._cuda_kernels import Kernels, TritonKernels
+from transfer._cuda_lane import Job, Lane
+from transfer._cuda_memory import DevicePool
+from transfer._cuda_pinned import PinnedPool, Placement
+from transfer._cuda_plan import H200, CopyTable, Plan, Way, choose
+from transfer._cuda_running import SCRATCH, Running
+from transfer._cuda_steps import (
+    Tools,
+    batches,
+    direct,
+    portion,
+    singles,
+    staged_in,
+    staged_out,
+    whole,
+)
+from transfer._cuda_streams import Visitor, identify, visitor
+from transfer._cuda_watch import CudaFence, Signals
+from transfer._errors import BadWork, CompletionLost, LayoutMismatch, SubmitError, WrongDevice
+from transfer._fence import CompletionQueue
+from transfer._staging import CopyPipeline, CopyTables, Pipeline
+from transfer._work import Copy, External, Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from transfer._fence import Fence
+    from transfer._memory import Pool
+    from transfer._work import Route, Work
+
+__all__ = [
+    "H200",
+    "CopyTable",
+    "CudaDevice",
+    "CudaError",
+    "CudaMissing",
+    "DevicePool",
+    "PinnedPool",
+    "Placement",
+    "Plan",
+    "Way",
+]
+
+
+@final
+class CudaDevice:
+    """One GPU: copies between its pages and page-locked slots, copies inside it, and launches.
+
+    It has copy streams of its own for each direction. ``after=`` takes streams and events of torch
+    and cuda.core. The caller's current device never changes. A call while the caller captures a
+    CUDA graph is refused.
+
+    Args:
+        ordinal: which of the visible GPUs.
+        spin: seconds for which the threads that watch for ends look, before they let the driver
+            block: ``math.inf`` for the least delay, 0 for the least CPU time.
+        multiprocessors: about how many of them the copy kernels may use.
+        staging: bytes of a staging area; each direction has three.
+        table: measured rates by which a way is chosen for each copy.
+        ways: the ways that may be chosen.
+        driver: for tests: what stands for the driver.
+        kernels: for tests: what stands for the kernels.
+
+    Attributes:
+        taken: how many copies took each way.
+    """
+
+    ordered = True
+
+    def __init__(
+        self,
+        ordinal: int = 0,
+        *,
+        spin: float = 200e-6,
+        multiprocessors: int = 24,
+        staging: int = 16 << 20,
+        table: CopyTable = H200,
+        ways: Sequence[Way] = tuple(Way),
+        driver: Driver | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
+        if spin < 0 or multiprocessors < 1 or staging < 1 << 16:
+            raise ValueError(f"found {spin=}, {multiprocessors=}, {staging=}: too small")
+        self.ordinal = ordinal
+        self.name = self.kind = f"cuda:{ordinal}"
+        self.routes: frozenset[Route] = frozenset(
+            {
+                (Copy, self.kind, "host"),
+                (Copy, "host", self.kind),
+                (Copy, self.kind, self.kind),
+                (Launch, self.kind),
+                (External, self.kind),
+            }
+        )
+        self.completions = CompletionQueue()
+        self.table = table
+        self.ways = tuple(ways)
+        self.taken: Counter[Way] = Counter()
+        self._spin = spin
+        self._units = multiprocessors
+        self._staging = staging
+        self._driver = driver
+        self._kernels = kernels
+        self._running: Running | None = None
+        self._tables: WeakKeyDictionary[
+            Pool, WeakKeyDictionary[Pool, dict[tuple[str, ...] | None, CopyTables]]
+        ] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"<CudaDevice {self.name}>"
+
+    # Starting and stopping
+
+    def start(self) -> None:
+        """Take the GPU: streams, staging areas, kernels, threads.
+
+        Raises:
+            CudaMissing: no CUDA, no such GPU, no Triton.
+            CudaError: the driver refused, e.g. for lack of memory.
+        """
+        driver = self._driver or CudaDriver(self.ordinal)
+        driver.open()
+        with driver.scope():
+            kernels = self._kernels or TritonKernels(driver)
+            signals = Signals(driver, self.completions, spin=self._spin)
+            self._running = Running(self.name, signals, kernels, self._staging)
+        self._running.start()
+
+    def close(self) -> None:
+        """Give the GPU back, unless something on it is not quiet: then all of it is kept."""
+        running = self._running
+        if running is not None and running.stop():
+            self._running = None
+
+    def _on(self) -> Running:
+        if self._running is None:
+            raise SubmitError(f"{self!r} is not started")
+        return self._running
+
+    # Judging work
+
+    def check(self, work: Work) -> None:
+        """See `Device.check`."""
+        running = self._on()
+        if running.driver.caller_captures():
+            raise BadWork(
+                f"{work!r} is submitted while the current stream is being captured into a CUDA "
+                f"graph: a copy cannot become part of the graph; submit it outside the capture"
+            )
+        if isinstance(work, Copy):
+            for handle in (work.src, work.dst):
+                storage = handle.pool.storage
+                if handle.pool.kind == "host" and not storage.pinned:
+                    raise WrongDevice(
+                        f"{handle.pool.name} is not page-locked: {self.name} cannot reach it; "
+                        f"use a PinnedPool"
+                    )
+        elif isinstance(work, Launch):
+            if work.stream is not None:
+                visitor(work.stream, self.ordinal)
+            if isinstance(work.fn, Pipeline):
+                self._check_pipeline(work.fn)
+
+    def _check_pipeline(self, pipe: Pipeline) -> None:
+        if not self._pipeline_ways(pipe):
+            raise LayoutMismatch(
+                f"{pipe!r}: a block takes {pipe.step} bytes of staging and {pipe.fixed_words} words "
+                f"of tables; {self.name} has {self._staging} bytes and {SCRATCH // 8} words"
+            )
+
+    def plan(self, work: Copy | Launch) -> Plan:
+        """Which way a copy takes, what the table says it costs, and what the others would."""
+        if isinstance(work, Launch):
+            if not isinstance(work.fn, Pipeline):
+                raise BadWork(f"{work!r} is no copy: there is no way to choose")
+            return self._choose(work.fn, self._pipeline_ways(work.fn))
+        return self._choose(*self._copy_ways(work))
+
+    def _choose(self, pipe: Pipeline, ways: tuple[Way, ...]) -> Plan:
+        return choose(
+            self.table,
+            outward=pipe.outward,
+            nbytes=pipe.nbytes,
+            page_fragment=pipe.page_fragment,
+            host_fragment=pipe.host_fragment,
+            ways=ways,
+        )
+
+    def _pipeline_ways(self, pipe: Pipeline) -> tuple[Way, ...]:
+        lane = self._on().lane(outward=pipe.outward)
+        ways = []
+        if portion(pipe, lane) >= 1:
+            if pipe.step <= lane.area:
+                ways.append(Way.STAGED)
+            if pipe.direct and self._on().mapped:
+                ways.append(Way.MAPPED)
+        allowed = tuple(way for way in ways if way in self.ways)
+        return allowed or tuple(ways)
+
+    def _copy_ways(self, work: Copy) -> tuple[CopyPipeline, tuple[Way, ...]]:
+        src, dst = work.src.pool, work.dst.pool
+        found = self._tables.setdefault(src, WeakKeyDictionary()).setdefault(dst, {})
+        tables = found.get(work.names)
+        if tables is None:
+            tables = found[work.names] = CopyTables(src, dst, work.runs)
+        pipe = CopyPipeline(tables, work.src, work.dst, self._on().kernels.movers)
+        if not tables.has_host:
+            lane = self._on().inside
+            return pipe, (Way.KERNEL,) if portion(pipe, lane) >= 1 else (Way.BATCH,)
+        ways = tuple(way for way in (Way.DMA, Way.BATCH) if way in self.ways)
+        kernels = tuple(way for way in self._pipeline_ways(pipe) if way in self.ways)
+        if tables.tiles.word != 8:
+            kernels = tuple(way for way in kernels if way is not Way.MAPPED)
+        return pipe, (*ways, *kernels) or (Way.BATCH,)
+
+    # Posting
+
+    def enqueue(self, work: Work, waits: Sequence[Fence]) -> Fence:
+        """See `Device.enqueue`."""
+        running = self._on()
+        if running.signals.poison is not None:
+            raise SubmitError(f"{self.name} has lost its context: {running.signals.poison}")
+        fence = CudaFence()
+        behind = [w for w in waits if isinstance(w, CudaFence)]
+        with running.driver.scope():
+            if isinstance(work, External):
+                running.signals.open(fence)
+            elif isinstance(work, Launch) and work.stream is not None:
+                self._launch_there(work, behind, fence)
+            else:
+                job = Job(fence, behind)
+                lane = self._steps(work, job)
+                lane.submit(job)
+        return fence
+
+    def _steps(self, work: Work, job: Job) -> Lane:
+        """Give a job its steps; the lane that it belongs on."""
+        running = self._on()
+        if isinstance(work, Launch) and not isinstance(work.fn, Pipeline):
+            job.steps = whole(job, running.call(work, job))
+            return running.inside
+        if isinstance(work, Launch) and isinstance(work.fn, Pipeline):
+            pipe: Pipeline = work.fn
+            for program in pipe.programs():
+                running.kernels.load(program)
+            way = self._choose(pipe, self._pipeline_ways(pipe)).way
+        elif isinstance(work, Copy):
+            pipe, ways = self._copy_ways(work)
+            way = ways[0] if len(ways) == 1 else self._choose(pipe, ways).way
+        else:
+            raise SubmitError(f"{self.name} does not know {work!r}")
+        self.taken[way] += 1
+        inside = isinstance(work, Copy) and work.src.pool.kind == work.dst.pool.kind
+        lane = running.inside if inside else running.lane(outward=pipe.outward)
+        job.steps = whole(job, self._way(way, lane, job, pipe))
+        return lane
+
+    def _way(self, way: Way, lane: Lane, job: Job, pipe: Pipeline) -> Iterator[int]:
+        kernels = self._on().kernels
+        tools = Tools(kernels.launch, self._units, 4 * self._units)
+        if isinstance(pipe, CopyPipeline) and way is Way.DMA:
+            return singles(lane, job, pipe)
+        if isinstance(pipe, CopyPipeline) and way is Way.BATCH:
+            return batches(lane, job, pipe)
+        if way is Way.STAGED:
+            return (staged_out if pipe.outward else staged_in)(lane, job, pipe, tools)
+        return direct(lane, job, pipe, tools)
+
+    def _launch_there(self, work: Launch, waits: Sequence[CudaFence], fence: CudaFence) -> None:
+        """Run a callable in the caller's own stream."""
+        running = self._on()
+        found = visitor(work.stream, self.ordinal)
+        stream = running.driver.stream_of(found.handle)
+        try:
+            if running.driver.capturing(stream):
+                raise SubmitError(f"{work.stream!r} is being captured: {work!r} cannot be followed")
+            for wait in waits:
+                if not wait.done:
+                    running.driver.wait(stream, wait.event)
+        except CudaError as error:
+            running.judge(error)
+            raise SubmitError(f"{work!r}: {error}") from error
+        raised = attempt(work.fn, work.stream)
+        try:
+            running.visit(found, stream, fence, raised)
+        except CudaError as error:
+            running.judge(error)
+            raise CompletionLost(f"{work!r}: no event behind it: {error}") from error
+
+    def can_wait(self, fence: Fence) -> bool:
+        """See `Device.can_wait`: fences of this GPU whose event is recorded."""
+        running = self._running
+        return (
+            isinstance(fence, CudaFence)
+            and running is not None
+            and running.signals.poison is None
+            and (fence.done or (fence.event is not None and running.signals.knows(fence)))
+        )
+
+    # Streams of others
+
+    def owns_stream(self, stream: object) -> bool:
+        """See `Device.owns_stream`."""
+        found = identify(stream)
+        return found is not None and found.ordinal in {self.ordinal, None}
+
+    def stream_key(self, stream: object) -> Hashable | None:
+        """See `Device.stream_key`."""
+        return visitor(stream, self.ordinal).key
+
+    def record(self, stream: object) -> Fence:
+        """See `Device.record`.
+
+        Raises:
+            BadWork: the stream is being captured into a graph.
+            NotPosted: an event that was never recorded.
+            SubmitError: the driver refused.
+        """
+        running = self._on()
+        found = visitor(stream, self.ordinal)
+        fence = CudaFence()
+        try:
+            with running.driver.scope():
+                if found.is_event:
+                    source = running.follow(found.handle)
+                else:
+                    source = self._uncaptured(found, stream)
+                running.visit(found, source, fence, None)
+        except CudaError as error:
+            running.judge(error)
+            raise SubmitError(f"{stream!r}: {error}") from error
+        return fence
+
+    def join(self, stream: object, fence: Fence) -> None:
+        """See `Device.join`."""
+        running = self._on()
+        found = visitor(stream, self.ordinal)
+        if not isinstance(fence, CudaFence) or found.is_event:
+            raise BadWork(f"{stream!r} cannot wait for {fence!r}: expected a stream and a fence")
+        try:
+            with running.driver.scope():
+                if not fence.done:
+                    running.driver.wait(self._uncaptured(found, stream), fence.event)
+        except CudaError as error:
+            running.judge(error)
+            raise SubmitError(f"{stream!r}: {error}") from error
+
+    def finish(self, fence: Fence, stream: object | None) -> None:
+        """See `Device.finish`."""
+        running = self._on()
+        if stream is None or not isinstance(fence, CudaFence):
+            running.signals.signal(fence)
+            return
+        found = visitor(stream, self.ordinal)
+        try:
+            with running.driver.scope():
+                if found.is_event:
+                    source = running.follow(found.handle)
+                else:
+                    source = self._uncaptured(found, stream)
+                running.visit(found, source, fence, None)
+        except CudaError as error:
+            running.judge(error)
+            running.signals.lose(fence, error)
+
+    def _uncaptured(self, found: Visitor, stream: object) -> Any:
+        driver = self._on().driver
+        raw = driver.stream_of(found.handle)
+        if driver.capturing(raw):
+            raise BadWork(
+                f"{stream!r} is being captured into a CUDA graph: order the copy outside the "
+                f"capture"
+            )
+        return raw
