@@ -36,10 +36,11 @@ class Backends:
 
     Args:
         others: backends of your own, by name; they replace ours of the same name.
+        library: the installed FlashInfer, found when first needed if None.
     """
 
-    def __init__(self, others: Sequence[Backend] = ()) -> None:
-        self._library: Library | None = None
+    def __init__(self, others: Sequence[Backend] = (), *, library: Library | None = None) -> None:
+        self._library = library
         self._made: dict[str, Backend] = {backend.name: backend for backend in others}
         self._makers: dict[str, Callable[[], Backend]] = {
             "reference": ReferenceBackend,

@@ -76,6 +76,10 @@ class Library:
         widen_rows: rows of V that a thread widens at a time on tensor cores; 1 leaves enough
             registers for a third block on each multiprocessor.
 
+    Attributes:
+        root: the imported package.
+        version: its version.
+
     Raises:
         MissingPart: it is not installed.
         Unsupported: it is of a version that was not tested.
@@ -84,14 +88,14 @@ class Library:
     def __init__(self, *, widen_rows: int = 1) -> None:
         self._widen_rows = widen_rows
         try:
-            self._root = importlib.import_module("flashinfer")
+            self.root = importlib.import_module("flashinfer")
             self._env = importlib.import_module("flashinfer.jit.env")
             self._core = importlib.import_module("flashinfer.jit.core")
             self._templates = importlib.import_module("flashinfer.jit.attention.modules")
             self._write = importlib.import_module("flashinfer.jit.utils").write_if_different
         except ImportError as error:
             raise MissingPart(f"the flashinfer backends need FlashInfer: {error}") from error
-        self.version: str = self._root.__version__
+        self.version: str = self.root.__version__
         if self.version not in TESTED:
             raise Unsupported(
                 f"FlashInfer {self.version} was not tested, {', '.join(TESTED)} were: use triton"
@@ -101,7 +105,7 @@ class Library:
     @property
     def native(self) -> bool:
         """Whether this release itself takes separate K and V types; no tested one does."""
-        plan = self._root.BatchDecodeWithPagedKVCacheWrapper.plan
+        plan = self.root.BatchDecodeWithPagedKVCacheWrapper.plan
         return "v_data_type" in inspect.signature(plan).parameters
 
     def module(self, key: ModuleKey) -> Any:

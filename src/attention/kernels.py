@@ -83,7 +83,7 @@ class Partial(NamedTuple):
 def tiles_for(head_dim: int, *, prefill: bool = False) -> Tiles:
     """The shape that measured best on an H200, by head_dim."""
     if prefill:
-        return Tiles(tokens=64, warps=4, stages=3, rows=64 if head_dim > 128 else 128)
+        return Tiles(tokens=64, rows=64) if head_dim > 128 else Tiles(tokens=64, warps=8, rows=128)
     return Tiles(tokens=64) if head_dim > 128 else Tiles()
 
 
@@ -231,7 +231,7 @@ def prefill_pages(
         by_token=view.scope is ScaleScope.TOKEN_HEAD,
         causal=causal,
         stages=tiles.stages,
-        num_warps=8 if tiles.rows >= 128 else tiles.warps,
+        num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
 
