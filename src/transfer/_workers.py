@@ -50,7 +50,8 @@ class Job:
 
     Attributes:
         fence: what signals.
-        work: the descriptor, and with it pools and storages; kept until the completion is posted.
+        work: the descriptor, and with it pools and storages; a worker forgets the job once its
+            completion is posted.
         brief: whether a worker is expected to be done with it within a millisecond.
         error: the first error of a part; no further part begins after one.
     """
@@ -61,7 +62,7 @@ class Job:
         self, fence: Fence, work: Work, parts: Iterable[Part], *, brief: bool = False
     ) -> None:
         self.fence = fence
-        self.work: Work | None = work
+        self.work = work
         self.brief = brief
         self.error: BaseException | None = None
         self._parts = deque(parts)
@@ -127,7 +128,6 @@ class _Worker(threading.Thread):
         self.returned += 1
         if last:
             self._completions.post(job.fence, job.error, wake=False)
-            job.work = None
             if self._unrung is None:
                 self._unrung = time.monotonic_ns()
         return True

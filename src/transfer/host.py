@@ -62,7 +62,7 @@ class HostDevice(WorkerDevice):
     Args:
         threads: worker threads; as many as there are processors for us, at most 4, when None.
         inline_bytes_max: copies of at most so many bytes are done at once by `enqueue`, since
-            handing them to a thread takes longer; 0 for none.
+            handing them to a thread takes longer; 0 for none but those of no bytes.
         split_bytes: a large copy is divided among idle workers in parts of at least so many bytes.
         name: for messages, statistics and thread names.
 
@@ -127,7 +127,7 @@ class HostDevice(WorkerDevice):
 
     def _inline(self, work: Copy, nbytes: int) -> bool:
         rows = len(work.runs.rows) * len(work.src)
-        return nbytes == 0 or (nbytes <= self.inline_bytes_max and rows <= _INLINE_ROWS_MAX)
+        return nbytes <= self.inline_bytes_max and rows <= _INLINE_ROWS_MAX
 
     def finish(self, fence: Fence, stream: object | None) -> None:
         """Signal the fence of an `External`: the host program says that it is done.

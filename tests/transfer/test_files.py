@@ -501,6 +501,26 @@ def test_refused_direct_io_becomes_buffered_once_per_file_system(
     assert statistics.mode == ("mixed" if where == "preadv" else "buffered")
 
 
+def test_a_refusal_met_by_several_threads_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    together = threading.Barrier(3)
+
+    class Refusing(Shim):
+        def set_direct(self, fd: int, *, on: bool) -> None:
+            together.wait(PATIENCE)  # all three have asked before one is told
+            raise OSError(errno.EINVAL, "no")
+
+    blocks = raw_pool(PAGE, 3).lease(3).handle
+    device = FileDevice(threads=3, calls=Refusing())
+    with started(device) as ends:
+        for block in blocks:
+            device.enqueue(FileWrite(tmp_path / f"{block.id}", block), ())
+        assert all(done.error is None for done in ends.wait(3))
+    assert len(caplog.records) == 1
+    assert device.statistics() == FileStatistics(direct=0, buffered=3, refused=1)
+
+
 def test_other_file_systems_stay_direct(tmp_path: Path, shim: Shim) -> None:
     class TwoSystems(Shim):
         last = ""

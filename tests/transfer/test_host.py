@@ -62,6 +62,18 @@ def test_a_batch_arrives_whole_and_in_order(nbytes: int, count: int, threads: in
     assert (after[0], after[-1]) == (before[0], before[-1])
 
 
+def test_order_counts_where_only_the_ends_look_consecutive(
+    device: tuple[HostDevice, Ends],
+) -> None:
+    source, target = raw_pool(4096, 16), raw_pool(4096, 16)
+    src, dst = filled(source, 16), target.lease(16).handle
+    order = np.array([0, *range(14, 0, -1), 15])
+    mixed = Blocks(source, src.ids[order], src.generations[order])
+    device[0].enqueue(Copy(mixed, dst), ())
+    device[1].wait(1)
+    assert contents(dst) == contents(mixed)
+
+
 @pytest.mark.parametrize("nbytes", SIZES)
 def test_a_single_block_arrives_whole(device: tuple[HostDevice, Ends], nbytes: int) -> None:
     source, target = raw_pool(nbytes, 2), raw_pool(nbytes, 2)
