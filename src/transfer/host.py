@@ -116,8 +116,7 @@ class HostDevice(WorkerDevice):
         elif isinstance(work, Copy):
             nbytes = work.nbytes
             if self._inline(work, nbytes):
-                for dst, src, run in _rows(work):
-                    _keep_lock(dst, src, run)
+                _copy_inline(work)
                 self.completions.post(fence)
             else:
                 hands = max(min(workers.idle, nbytes // self.split_bytes), 1)
@@ -165,6 +164,21 @@ def _rows(work: Copy) -> Iterator[Row]:
                 src.address(src_plane, int(source)) + src_offset,
                 run,
             )
+
+
+def _copy_inline(work: Copy) -> None:
+    """A small copy on the calling thread; the commonest kind, one run of one block, in one call."""
+    source, target, rows = work.src, work.dst, work.runs.rows
+    if len(rows) == 1 and isinstance(source, Block) and isinstance(target, Block):
+        src_plane, src_offset, dst_plane, dst_offset, run = rows[0]
+        _keep_lock(
+            target.pool.address(dst_plane, target.id) + dst_offset,
+            source.pool.address(src_plane, source.id) + src_offset,
+            run,
+        )
+        return
+    for dst, src, run in _rows(work):
+        _keep_lock(dst, src, run)
 
 
 def _grouped(rows: Iterable[Row], grain: int) -> Iterator[list[Row]]:
