@@ -6,6 +6,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+import anyio.lowlevel
 import anyio.to_thread
 from anyio import CapacityLimiter
 
@@ -210,3 +211,9 @@ def check_posted(ops: Sequence[Operation], device: HandDevice) -> None:
         if id(op.work) in given:
             assert op.state is not State.PREPARED
             assert op.posted
+
+
+async def turns(count: int = 12) -> None:
+    """Let the loop go round; enough for everything that needs no other thread to come to rest."""
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()

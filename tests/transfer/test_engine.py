@@ -11,6 +11,7 @@ from tests.transfer.gates import (
     gates,
     hand_launch,
     host_engine,
+    turns,
 )
 
 from transfer import (
@@ -185,11 +186,11 @@ async def test_drain_waits_and_still_takes_work() -> None:
 
         async with anyio.create_task_group() as group:
             group.start_soon(drain)
-            await anyio.wait_all_tasks_blocked()
+            await turns()
             second = engine.submit_nowait(hand_launch())
             device.signal(0)
             await first.wait()
-            await anyio.wait_all_tasks_blocked()
+            await turns()
             assert not drained.is_set()
             device.signal(1)
             await second.wait()
