@@ -9,6 +9,7 @@ import numpy as np
 
 from tiers._errors import CapacityExceeded, TierError
 from tiers.codec import encode_job
+from tiers.testing._blobs import sample_source
 from transfer._errors import BadWork
 
 if TYPE_CHECKING:
@@ -48,31 +49,14 @@ def check_codec(
     """
     assert codec.inputs, "a codec has inputs"
     assert codec.outputs, "a codec has outputs"
-    rng = np.random.default_rng(seed)
-    blocks = [dict(s) for s in sources] or [_random(codec, rng), _random(codec, rng), _zeros(codec)]
+    random = [sample_source(codec, seed), sample_source(codec, seed + 1)]
+    blocks = [dict(s) for s in sources] or [*random, _zeros(codec)]
     for source in blocks:
         _check_encode(codec, source)
         _check_round_trip(codec, source, lossy or {})
         _check_subsets(codec, source)
         _check_refusals(codec, source)
     _check_batch(codec, blocks)
-
-
-def _random(codec: Codec, rng: np.random.Generator) -> dict[str, bytes]:
-    return {name: _random_part(part, rng) for name, part in codec.inputs.items()}
-
-
-def _random_part(part: Component, rng: np.random.Generator) -> bytes:
-    """Finite Gaussian numbers of the part's dtype; plain numbers for other dtypes."""
-    if part.dtype == "bfloat16":
-        wide = rng.standard_normal(part.elements).astype("<f4").view("<u4")
-        return (wide >> np.uint32(16)).astype("<u2").tobytes()
-    known = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}.get(part.dtype)
-    if known:
-        numbers = rng.standard_normal(part.elements)
-        # Scales are positive, and nothing else minds.
-        return (abs(numbers) if part.name.endswith("scale") else numbers).astype(known).tobytes()
-    return rng.integers(0, 127, part.nbytes, dtype=np.uint8).tobytes()
 
 
 def _zeros(codec: Codec) -> dict[str, bytes]:
