@@ -19,7 +19,7 @@ import numpy as np
 from transfer._errors import LayoutMismatch, SpanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -48,8 +48,22 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides, in elements, of a dense row-major tensor."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
+        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
     return tuple(strides)
+
+
+def overlapping(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two indices may share an element.
+
+    Sure for axes of which each steps over all smaller ones; other strides count as overlapping.
+    """
+    reach = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return 0 not in shape
+            reach += stride * (size - 1)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +104,10 @@ class Extent:
             )
         if min((self.offset, self.plane, *self.shape, *self.strides)) < 0:
             raise LayoutMismatch(f"extent {self.name!r}: negative offset, plane, size or stride")
-        reach = 1
-        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
-            if size > 1 and stride < reach:
-                raise LayoutMismatch(
-                    f"extent {self.name!r}: strides {self.strides} of shape {self.shape} overlap"
-                )
-            reach = max(reach, stride * (size - 1) + reach) if size > 1 else reach
+        if overlapping(self.shape, self.strides):
+            raise LayoutMismatch(
+                f"extent {self.name!r}: strides {self.strides} of shape {self.shape} overlap"
+            )
 
     @property
     def itemsize(self) -> int:

@@ -6,18 +6,21 @@ instead of a copy-on-write image, so direct I/O that is under way in the parent 
 
 from __future__ import annotations
 
+import math
 import mmap
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from transfer._errors import LayoutMismatch, SpanError, WrongDevice
-from transfer._extent import DTYPES, BlockLayout, Extent
+from transfer._extent import DTYPES, BlockLayout, Extent, overlapping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
+
+    from transfer._extent import Int64Array
 
 PAGE: Final = 4096
 """Bytes; the alignment that direct I/O asks of addresses, lengths and offsets."""
@@ -142,15 +145,47 @@ def _check_axes(extent: Extent, tensor: torch.Tensor) -> None:
                 f"extent {extent.name!r} of layer {extent.layer}: memory has strides "
                 f"{list(strides)} in elements, layout says {list(extent.strides)}"
             )
-    reach = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride < reach:
-                raise LayoutMismatch(
-                    f"extent {extent.name!r} of layer {extent.layer}: strides "
-                    f"{list(tensor.stride())} of shape {list(tensor.shape)} overlap"
-                )
-            reach += stride * (size - 1)
+    if overlapping(tensor.shape, tensor.stride()):
+        raise LayoutMismatch(
+            f"extent {extent.name!r} of layer {extent.layer}: strides "
+            f"{list(tensor.stride())} of shape {list(tensor.shape)} overlap"
+        )
+
+
+def _cells(pieces: Int64Array, stride: int) -> Int64Array:
+    """Where the byte runs of block 0 lie when all blocks are folded onto one block stride.
+
+    Args:
+        pieces: (n, 2) of first byte and length, each at most `stride` long.
+        stride: bytes from block to block.
+
+    Returns:
+        (m, 2) of cell and turn: the run covers this cell, a piece of [0, stride) that no run of
+        `pieces` covers in part, in these turns of `stride` bytes.
+    """
+    turn, start = np.divmod(pieces[:, 0], stride)
+    end = start + pieces[:, 1]
+    over = end > stride  # goes on at the start of the next turn
+    starts = np.concatenate((start, np.zeros(int(over.sum()), dtype=np.int64)))
+    ends = np.concatenate((np.minimum(end, stride), end[over] - stride))
+    turns = np.concatenate((turn, turn[over] + 1))
+    edges = np.unique(np.concatenate((starts, ends)))
+    first, last = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
+    width = last - first
+    cell = np.repeat(first - np.cumsum(width) + width, width) + np.arange(int(width.sum()))
+    return np.stack((cell, np.repeat(turns, width)), axis=1)
+
+
+def _share_bytes(pieces: Int64Array, stride: int, blocks: int) -> bool:
+    """Whether any two runs of any two blocks share a byte; see `_cells` for the arguments.
+
+    Block i's run is block 0's run i turns later, so two runs meet in a cell exactly when their
+    turns differ by less than the number of blocks.
+    """
+    cells = _cells(pieces, stride)
+    cells = cells[np.lexsort((cells[:, 1], cells[:, 0]))]
+    same = cells[1:, 0] == cells[:-1, 0]
+    return bool((same & (cells[1:, 1] - cells[:-1, 1] < blocks)).any())
 
 
 class TensorStorage:
@@ -208,7 +243,8 @@ class TensorStorage:
     def _check_inside(extent: Extent, tensor: torch.Tensor, stride: int) -> None:
         """Every byte of every block must lie in the tensor's allocation."""
         start = tensor.storage_offset() * extent.itemsize
-        end = start + max(tensor.shape[0] - 1, 0) * stride + extent.span
+        blocks = tensor.shape[0]
+        end = start + (blocks - 1) * stride + extent.span if blocks else start
         if end > tensor.untyped_storage().nbytes():
             raise SpanError(
                 f"extent {extent.name!r} of layer {extent.layer} ends at byte {end} of an "
@@ -216,17 +252,44 @@ class TensorStorage:
             )
 
     def _check_overlap(self, layout: BlockLayout) -> None:
-        """No byte of a block may belong to two extents."""
+        """No byte may belong to two extents, of the same block or of two."""
+        group: list[int] = []
+        end = 0
+        for number in sorted(range(len(self.planes)), key=lambda n: self.planes[n].address):
+            plane = self.planes[number]
+            if plane.nbytes == 0 or self.blocks == 0:
+                continue
+            if plane.address >= end:
+                self._check_group(layout, group)
+                group = []
+            group.append(number)
+            end = max(end, plane.address + (self.blocks - 1) * plane.stride + plane.nbytes)
+        self._check_group(layout, group)
+
+    def _check_group(self, layout: BlockLayout, group: list[int]) -> None:
+        """Compare extents that lie between each other, such as K and V in one tensor."""
+        if len(group) < 2:
+            return
+        names = [(layout.extents[n].name, layout.extents[n].layer) for n in group]
+        strides = {self.planes[n].stride for n in group}
+        if len(strides) != 1 and self.blocks > 1:
+            raise LayoutMismatch(
+                f"extents {names} lie between each other with block strides of {sorted(strides)} "
+                f"bytes; expected one stride"
+            )
+        base = self.planes[group[0]].address
         pieces = []
-        for extent, plane in zip(layout.extents, self.planes, strict=True):
+        for number in group:
+            extent = layout.extents[number]
             axes = extent.tail
-            starts = extent.offsets(axes) + plane.address
-            run = int(np.prod(extent.shape[axes:], dtype=np.int64)) * extent.itemsize
-            pieces.append(np.stack((starts, starts + run), axis=1))
-        spans = np.concatenate(pieces)
-        spans = spans[np.argsort(spans[:, 0])]
-        if len(spans) > 1 and bool((spans[1:, 0] < spans[:-1, 1]).any()):
-            raise LayoutMismatch("two extents of one block share bytes")
+            starts = extent.offsets(axes) + (self.planes[number].address - base)
+            run = math.prod(extent.shape[axes:]) * extent.itemsize
+            pieces.append(np.stack((starts, np.full_like(starts, run)), axis=1))
+        runs = np.concatenate(pieces)
+        # A single block needs no stride: one turn that holds everything.
+        turn = strides.pop() if self.blocks > 1 else int(runs.sum(axis=1).max())
+        if _share_bytes(runs, turn, self.blocks):
+            raise LayoutMismatch(f"extents {names} share bytes")
 
     def view(self, address: int, nbytes: int) -> memoryview:
         """Bytes at an absolute address of host memory."""
