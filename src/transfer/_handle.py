@@ -52,8 +52,10 @@ class Block:
 
     def span(self, offset: int = 0, nbytes: int | None = None, *, plane: int = 0) -> Span:
         """A byte range of this block in one plane; to the end when `nbytes` is None."""
-        size = self.pool.layout.plane_bytes[plane]
-        return Span(self, plane, offset, size - offset if nbytes is None else nbytes)
+        sizes = self.pool.layout.plane_bytes
+        if nbytes is None:
+            nbytes = sizes[plane] - offset if 0 <= plane < len(sizes) else 0
+        return Span(self, plane, offset, nbytes)
 
     def tensor(self, name: str, layer: int | None = None, *, write: bool = False) -> torch.Tensor:
         """A view of one tensor of this block, without a copy.

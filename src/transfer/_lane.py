@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from transfer._state import SETTLED
+from transfer._state import SETTLED, State
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -70,6 +70,24 @@ class Lane:
         self.losses = 0
         self.moved = 0
         self.submitted = 0
+
+    def leave(self, op: Operation) -> bool:
+        """Take an operation out of the live ones; whether it was one of them."""
+        if op not in self.live:
+            return False
+        del self.live[op]
+        if not isinstance(op.work, Marker):
+            self.admitted -= 1
+            self.nbytes -= op.nbytes
+        return True
+
+    def end(self, op: Operation) -> None:
+        """Count an operation that has settled."""
+        if isinstance(op.work, Marker):
+            return
+        self.ended[op.state] += 1
+        if op.state is State.COMPLETED:
+            self.moved += op.nbytes
 
     def covered(self, key: Hashable | None) -> list[Operation]:
         """Unsettled operations that a stream is known to be behind."""

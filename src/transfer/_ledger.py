@@ -18,20 +18,19 @@ from transfer._errors import (
     DevicePoisoned,
     HoldConflict,
     OperationFailed,
-    SubmitError,
     TransferError,
 )
 from transfer._fence import Completion, Fence
 from transfer._lane import Lane, Marker
-from transfer._operation import Driver, Operation, Transition
+from transfer._operation import UNLINKED, Driver, Operation, Transition
 from transfer._order import (
     bequeath,
     descendants,
-    merge,
-    ordered_after,
-    overwritten,
-    reads_any,
+    inherit,
+    link,
+    lost_reason,
     spread,
+    unordered,
     unsettled,
     written,
 )
@@ -105,6 +104,9 @@ class Ledger:
         holds = [Hold(handle, op, False) for handle in reads]  # noqa: FBT003 - hot
         holds += [Hold(handle, op, True) for handle in writes]  # noqa: FBT003 - hot
         op.holds = tuple(holds)
+        if after:
+            op.before = preds
+            inherit(op, after)
         op.nbytes = nbytes = work.nbytes
         lane.live[op] = None
         lane.admitted += 1
@@ -112,12 +114,9 @@ class Ledger:
         lane.submitted += 1
         for hold in holds:
             hold.handle.pool.book.take(hold)
-        if not after:
-            return op
+        # The last step: from here on a predecessor's end may post it.
         for earlier in preds:
-            op.before[earlier] = None
-            earlier.after[op] = None
-        self._inherit(op, after)
+            link(earlier, op)
         return op
 
     def _check(
@@ -128,46 +127,29 @@ class Ledger:
         if pool.user is not self._driver:
             pool.adopt(self._driver)
             self.pools.add(pool)
-        if pool.book.check(handle, writing=writing):
-            self._check_order(work, handle, preds, writing=writing)
-
-    @staticmethod
-    def _check_order(
-        work: Work, handle: Handle, preds: dict[Operation, None], *, writing: bool
-    ) -> None:
-        for hold in handle.pool.book.conflicts(handle, writing=writing):
-            owner = hold.owner
-            if not (isinstance(owner, Operation) and ordered_after(preds, owner)):
-                raise HoldConflict(
-                    f"{work!r} would {'write' if writing else 'read'} {handle!r}, which "
-                    f"{owner!r} {'writes' if hold.writing else 'reads'}; expected after= to "
-                    f"name that operation"
-                )
-
-    @staticmethod
-    def _inherit(op: Operation, after: Sequence[Operation]) -> None:
-        """Take over undefined bytes from predecessors that have already ended."""
-        for earlier in after:
-            if earlier.taint is None:
-                continue
-            if reads_any(op.work, earlier.taint):
-                op.spoiled = OperationFailed(f"{earlier!r} left bytes undefined that it reads")
-            left = overwritten(op.work, earlier.taint)
-            if left:
-                op.taint = merge(op.taint, left)
+        if not pool.book.check(handle, writing=writing):
+            return
+        hold = unordered(handle, preds, writing=writing)
+        if hold is not None:
+            raise HoldConflict(
+                f"{work!r} would {'write' if writing else 'read'} {handle!r}, which "
+                f"{hold.owner!r} {'writes' if hold.writing else 'reads'}; expected after= to "
+                f"name that operation"
+            )
 
     def mark(self, lane: Lane, fence: Fence, covered: Iterable[Operation]) -> Operation:
         """A place in a stream, behind `covered`, as something to wait for."""
         self._serial += 1
         op = Operation(self._serial, "marker", Marker(), lane, self._driver)
-        lane.live[op] = None
-        for earlier in covered:
-            op.before[earlier] = None
-            earlier.after[op] = None
+        op.before = dict.fromkeys(covered)
+        inherit(op, op.before)
         op.apply(Event.SUBMIT, self.tracer)
         op.posted = True
         op.fence = fence
         self._fences[fence] = op
+        lane.live[op] = None
+        for earlier in op.before:
+            link(earlier, op)
         return op
 
     def start(self, op: Operation) -> None:
@@ -178,19 +160,18 @@ class Ledger:
             DevicePoisoned: the device accepts no work; the same.
             BaseException: an interrupt struck while posting; the operation is quarantined.
         """
-        doomed = next((p for p in op.before if p.state is State.QUARANTINED), None)
-        if doomed is not None:
-            op.spoiled = OperationFailed(f"the end of its predecessor {doomed!r} cannot be learnt")
-        struck = self._try_post(op)
+        struck = self._move(op)
         self.advance()
         if struck is not None:
             raise struck
 
     # Posting
 
-    def _try_post(self, op: Operation) -> BaseException | None:
-        """Post if nothing stands in the way; what struck while posting, if anything did."""
+    def _move(self, op: Operation) -> BaseException | None:
+        """Post or settle if nothing stands in the way; what struck while posting, if anything."""
         if op.state is not State.PREPARED:
+            if op.parked is not None and op.state not in SETTLED:
+                self._arrive(op, op.parked)
             return None
         if op.spoiled is not None:
             self._settle(op, Event.FAIL, op.spoiled)
@@ -209,11 +190,11 @@ class Ledger:
         waits = [p.fence for p in op.before if p.fence is not None]
         # Before the call: an interrupt in the device can then never leave posted work looking
         # unposted.
-        op.posted = True
         op.apply(Event.SUBMIT, self.tracer)
+        op.posted = True
         work = op.work
         if op.nbytes == 0 and isinstance(work, Copy):
-            self._arrive(op, None)
+            self._arrive(op, Completion(Fence()))
             return None
         outcome = post(op, waits, self._fences)
         if outcome.refused is not None:
@@ -232,15 +213,20 @@ class Ledger:
         return None
 
     def advance(self) -> None:
-        """Post everything whose predecessors now allow it.
+        """Post and settle everything whose predecessors now allow it.
+
+        A queue, not a recursion: chains may be long. What is being moved stays at its head until
+        that is done, so that an interrupt makes it be moved again.
 
         Raises:
             BaseException: an interrupt struck while posting; everything else goes on at the next
                 call. A device's refusal is kept for whoever waits for the operation.
         """
         while self._ready:
-            struck = self._try_post(self._ready[0])
-            self._ready.popleft()
+            op = self._ready[0]
+            struck = self._move(op)
+            if self._ready and self._ready[0] is op:  # else a trace hook came in between
+                self._ready.popleft()
             if struck is not None and not isinstance(struck, Exception):
                 raise struck
 
@@ -253,28 +239,28 @@ class Ledger:
             self.stray_completions += 1
         elif op.state in SETTLED:
             self._finish(op)  # an interrupt struck while it was settled
+        elif op.parked is not None and op.parked is not completion:
+            self.stray_completions += 1
         elif completion.lost:
-            self._complete_lost(op, completion)
+            error = completion.error or CompletionLost("the device gave no reason")
+            if completion.poisoned:
+                self.poison(op.lane, error)
+            else:
+                self.lose(op, error)
         elif op.state is State.QUARANTINED:
-            self._settle(op, Event.QUIESCE, op.error)
+            quiet = OperationFailed(f"{op.name}: its end was lost, and proven only later")
+            quiet.__cause__ = None if op.error is None else op.error.__cause__
+            self._settle(op, Event.QUIESCE, quiet)
         else:
             self._arrive(op, completion)
         self.advance()
 
-    def _complete_lost(self, op: Operation, completion: Completion) -> None:
-        error = completion.error or CompletionLost("the device gave no reason")
-        if completion.poisoned:
-            self.poison(op.lane, error)
-        elif op.state is not State.QUARANTINED:
-            self._lose(op, error)
-
-    def _arrive(self, op: Operation, completion: Completion | None) -> None:
+    def _arrive(self, op: Operation, completion: Completion) -> None:
         """Its own work is quiet. It settles behind its predecessors, never before them."""
-        parked = op.parked = completion or op.parked or Completion(Fence())
+        op.parked = completion
         if op.before and any(p.state is not State.QUARANTINED for p in op.before):
-            self._fences.pop(parked.fence, None)
             return
-        error = parked.error
+        error = completion.error
         if error is not None:
             failure = OperationFailed(f"{op.name}: {error}")
             failure.__cause__ = error
@@ -286,29 +272,35 @@ class Ledger:
 
     def cancel(self, op: Operation) -> None:
         """Say that the result is unwanted."""
-        if op.state in SETTLED:
-            return
-        op.apply(Event.CANCEL, self.tracer)
-        if op.state is State.CANCELLED:
-            self._finish(op)
-            self.advance()
+        if op.state not in SETTLED:
+            op.apply(Event.CANCEL, self.tracer)
+            if op.state is State.CANCELLED:
+                self._finish(op)
+        elif op in op.lane.live:
+            self._finish(op)  # an interrupt struck while it was settled
+        self.advance()
 
     def lose(self, op: Operation, error: BaseException) -> None:
-        """Give up on learning the end of a posted operation."""
-        if op.state in (State.IN_FLIGHT, State.ABANDONED):
+        """Give up on learning the end of a posted operation.
+
+        One whose own work is known to be quiet waits for predecessors only, and fails with them.
+        """
+        if op.state in (State.IN_FLIGHT, State.ABANDONED) and op.parked is None:
             self._lose(op, error)
-            self.advance()
+        elif op.state is State.QUARANTINED and op in op.lane.live:
+            self._lost(op)  # an interrupt struck while it was lost
+        self.advance()
 
     def poison(self, lane: Lane, error: BaseException) -> None:
         """A device lost its context: nothing in flight on it can be learnt of any more."""
         lane.poisoned = DevicePoisoned(f"{lane.device.name}: {error}")
         lane.poisoned.__cause__ = error
-        for op in list(lane.live):
+        # The newest first: each then finds nothing behind it that has not ended.
+        for op in reversed(list(lane.live)):
             if op.state is State.PREPARED:
                 self._settle(op, Event.FAIL, DevicePoisoned(str(lane.poisoned)))
-            elif op.parked is None:
+            else:
                 self.lose(op, error)
-        self.advance()
 
     def _lose(self, op: Operation, error: BaseException) -> None:
         for hold in op.holds:
@@ -316,29 +308,33 @@ class Ledger:
         lost = CompletionLost(f"{type(error).__name__}: {error}")
         lost.__cause__ = error
         op.error = lost
+        op.doomed = True
         op.apply(Event.LOSE, self.tracer)
-        lane = op.lane
-        lane.losses += 1
-        lane.lost[op] = sum(hold.handle.nbytes for hold in op.holds)
-        self._leave(op)
-        reason = OperationFailed(f"the end of its predecessor {op!r} cannot be learnt")
+        self._lost(op)
+
+    def _lost(self, op: Operation) -> None:
+        """Everything that follows from being lost; may be repeated."""
+        reason = lost_reason(op)
         for later in descendants(op):
             later.spoiled = later.spoiled or reason
-            if later.state is State.PREPARED:
-                self._settle(later, Event.FAIL, later.spoiled)
-            elif later.parked is not None:
-                self._arrive(later, None)
+            self._ready.append(later)
+            later.doomed = True
+        lane = op.lane
+        if not isinstance(op.work, Marker):
+            lane.lost[op] = sum(hold.handle.nbytes for hold in op.holds)
         bound = self._quarantine_bytes_max
-        if bound is not None and sum(lane.lost.values()) > bound and lane.poisoned is None:
-            lane.poisoned = DevicePoisoned(
-                f"{lane.device.name}: {sum(lane.lost.values())} bytes are quarantined, "
-                f"at most {bound} are allowed"
-            )
+        if bound is not None and lane.poisoned is None:
+            nbytes = sum(lane.lost.values())
+            if nbytes > bound:
+                lane.poisoned = DevicePoisoned(
+                    f"{lane.device.name}: {nbytes} bytes are quarantined, at most {bound} allowed"
+                )
         self._wake(op)
+        if lane.leave(op):
+            lane.losses += op in lane.lost
+            self._left(lane)
 
-    def _settle(
-        self, op: Operation, event: Event, error: TransferError | SubmitError | None
-    ) -> None:
+    def _settle(self, op: Operation, event: Event, error: TransferError | None) -> None:
         op.error = error
         op.apply(event, self.tracer)
         self._finish(op)
@@ -347,53 +343,40 @@ class Ledger:
         """Everything that follows from being settled; may be repeated."""
         for hold in op.holds:
             hold.handle.pool.end(hold)
-        lane = op.lane
-        state = op.state
-        if self._leave(op) or lane.lost.pop(op, None) is not None:
-            lane.ended[state] += 1
-            if state is State.COMPLETED:
-                lane.moved += op.nbytes
-        if op.fence is not None:
-            self._fences.pop(op.fence, None)
-        if state is not State.COMPLETED:
+        if op.state is not State.COMPLETED:
             self._pass_on(op)
         if op.after:
-            self._release_successors(op)
-        if op.posted and op.before:
-            op.before = {}
-        self._wake(op)
-
-    def _release_successors(self, op: Operation) -> None:
-        for later in list(op.after):
-            later.before.pop(op, None)
-            if later.parked is None:
+            for later in op.after:
+                later.before.pop(op, None)
                 self._ready.append(later)
-            elif later.state not in SETTLED:
-                self._arrive(later, None)
-        op.after = {}
+            op.after = UNLINKED
+        if op.posted and op.before:
+            op.before = UNLINKED
+        self._wake(op)
+        lane = op.lane
+        if lane.leave(op):
+            lane.end(op)
+            self._left(lane)
+        elif lane.lost.pop(op, None) is not None:
+            lane.end(op)
+        # The last step: until then a repeated completion finishes what an interrupt cut short.
+        if op.fence is not None:
+            self._fences.pop(op.fence, None)
 
     def _pass_on(self, op: Operation) -> None:
         """An operation that did not complete: its successors inherit what that means."""
         if not op.posted:
             bequeath(op)
-        op.taint = merge(op.taint, written(op.work))
+        op.taint |= written(op.work)
         reason = OperationFailed(f"its predecessor {op!r} did not complete")
         reason.__cause__ = op.error
-        for reader in spread(op, op.taint):
+        for reader in spread(op):
             reader.spoiled = reader.spoiled or reason
+            self._ready.append(reader)
 
-    def _leave(self, op: Operation) -> bool:
-        """Take an operation out of the live ones, unless that was done."""
-        lane = op.lane
-        if op not in lane.live:
-            return False
-        del lane.live[op]
-        if not isinstance(op.work, Marker):
-            lane.admitted -= 1
-            lane.nbytes -= op.nbytes
+    def _left(self, lane: Lane) -> None:
         if self._settled is not None:
             self._settled(lane)
-        return True
 
     def _wake(self, op: Operation) -> None:
         if op.watchers and not self.silent:

@@ -190,9 +190,11 @@ class Pool:
         """Refuse a look at bytes that an operation may change, or would be changed under.
 
         Raises:
-            LeaseError: an operation holds the block.
+            LeaseError: an operation holds the block, or the pool is closed.
             StaleBlock: the lease ended.
         """
+        if self._closed:
+            raise LeaseError(f"{self.name} is closed")
         book = self.book
         book.check(block)
         if book.held[block.id] if write else book.writing[block.id]:
@@ -257,21 +259,26 @@ class Pool:
 
         Raises:
             WrongPool: another engine still uses it.
+            LeaseError: it is closed; nothing may touch its memory any more.
         """
+        if self._closed:
+            raise LeaseError(f"{self.name} is closed")
         if self.user is not user and not self.book.idle:
             raise WrongPool(f"{self.name} has operations of {self.user!r}; {user!r} cannot use it")
         self.user = user
         self._thread = threading.get_ident()
 
-    def disown(self) -> None:
+    def disown(self, *, forget: bool = True) -> None:
         """The engine is closed: any thread may release leases and close the pool.
 
-        Nobody can be waiting on a loop that is gone, so waiters are forgotten, not woken.
+        Args:
+            forget: the loop is gone, so whoever waited is gone too, and must not be woken.
         """
         self.user = None
         self._thread = None
-        self.book.unheld.clear()
-        self._line = Line()
+        if forget:
+            self.book.unheld.clear()
+            self._line = Line()
 
     def check_thread(self) -> None:
         """Refuse a foreign thread.
@@ -295,6 +302,7 @@ class Pool:
         if self._closed:
             return
         self._closed = True
+        self.user = None  # no engine's any more: the next one that tries is refused
         self._line.wake_all()
         if not self.book.idle:
             keep_for_ever(self.storage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from transfer._errors import (
     CompletionLost,
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from transfer._memory import Pool
     from transfer._work import Work
 
-    Taint: TypeAlias = dict[Pool, dict[int, int]]
+    Taint: TypeAlias = frozenset[tuple[Pool, int, int]]
+
+
+NOTHING: Final[Taint] = frozenset()
+"""No undefined bytes. Otherwise (pool, block id, generation) of each block that has some."""
+
+
+UNLINKED: Final[dict[Operation, None]] = {}
+"""The edges of an operation that has none. Shared, since most have none: `_order.link` adds."""
 
 
 class Transition(NamedTuple):
@@ -71,6 +79,7 @@ class Operation:
         state: where it is.
         error: how it failed, once it has.
         posted: whether a device ever got it.
+        doomed: whether it was lost, or is ordered behind one that was.
         nbytes: bytes that it moves.
         since: the loop's clock when it was submitted, in seconds.
     """
@@ -78,6 +87,7 @@ class Operation:
     __slots__ = (
         "after",
         "before",
+        "doomed",
         "driver",
         "error",
         "fence",
@@ -111,10 +121,11 @@ class Operation:
         self.fence: Fence | None = None
         self.parked: Completion | None = None
         self.spoiled: TransferError | None = None
-        self.taint: Taint | None = None
+        self.taint = NOTHING
+        self.doomed = False
         # Insertion-ordered sets: unsettled predecessors, and successors that wait for this one.
-        self.before: dict[Operation, None] = {}
-        self.after: dict[Operation, None] = {}
+        self.before = UNLINKED
+        self.after = UNLINKED
         # A tuple: most operations have none, and an empty one costs nothing to make or to collect.
         self.watchers: tuple[Callable[[], None], ...] = ()
 

@@ -6,13 +6,18 @@ ran leaves its own predecessors in its place. Edges point to smaller serials onl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import heapq
+from typing import TYPE_CHECKING, cast
 
-from transfer._state import SETTLED, State
+from transfer._errors import OperationFailed
+from transfer._handle import Block
+from transfer._operation import NOTHING, UNLINKED
+from transfer._state import SETTLED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
+    from transfer._book import Hold
     from transfer._handle import Handle
     from transfer._operation import Operation, Taint
     from transfer._work import Work
@@ -49,16 +54,35 @@ def ordered_after(preds: dict[Operation, None], earlier: Operation) -> bool:
     return False
 
 
+def link(earlier: Operation, later: Operation) -> None:
+    """Record on the earlier side that `later` waits for it."""
+    if earlier.after is UNLINKED:
+        earlier.after = {}
+    earlier.after[later] = None
+
+
+def unordered(handle: Handle, preds: dict[Operation, None], *, writing: bool) -> Hold | None:
+    """The first hold that a newcomer behind `preds` would overlap without order, if any."""
+    for hold in handle.pool.book.conflicts(handle, writing=writing):
+        owner = hold.owner
+        if owner not in preds and not ordered_after(preds, cast("Operation", owner)):
+            return hold
+    return None
+
+
 def descendants(op: Operation) -> list[Operation]:
-    """Unsettled operations ordered behind `op`, oldest first."""
+    """Unsettled operations ordered behind `op`, newest first, but for those that are doomed.
+
+    Whatever is behind a doomed one is doomed too.
+    """
     seen: dict[Operation, None] = {}
     stack = list(op.after)
     while stack:
         later = stack.pop()
-        if later.state not in SETTLED and later not in seen:
+        if later.state not in SETTLED and later not in seen and not later.doomed:
             seen[later] = None
             stack.extend(later.after)
-    return sorted(seen, key=lambda later: later.serial)
+    return sorted(seen, key=lambda later: -later.serial)
 
 
 def bequeath(op: Operation) -> None:
@@ -66,75 +90,87 @@ def bequeath(op: Operation) -> None:
     for later in op.after:
         for earlier in op.before:
             later.before[earlier] = None
-            earlier.after[later] = None
+            link(earlier, later)
 
 
-def _pairs(handle: Handle) -> Iterator[tuple[int, int]]:
-    generations = handle.pool.book.generation
-    return ((int(i), generations[int(i)]) for i in handle.ids)
+def _named(handles: Iterable[Handle]) -> Taint:
+    return frozenset(
+        (handle.pool, block_id, generation)
+        for handle in handles
+        for block_id, generation in (
+            ((handle.id, handle.generation),)
+            if isinstance(handle, Block)
+            else zip(handle.ids.tolist(), handle.generations.tolist(), strict=True)
+        )
+    )
 
 
 def written(work: Work) -> Taint:
-    """The blocks that `work` writes, as of their generations."""
-    found: Taint = {}
-    for handle in work.writes:
-        found.setdefault(handle.pool, {}).update(_pairs(handle))
-    return found
+    """The blocks that `work` writes, as of the leases that it names."""
+    return _named(work.writes)
 
 
 def reads_any(work: Work, taint: Taint) -> bool:
     """Whether `work` reads a block whose bytes are undefined."""
-    for handle in work.reads:
-        bad = taint.get(handle.pool)
-        if bad and any(bad.get(i) == generation for i, generation in _pairs(handle)):
-            return True
-    return False
+    return not taint.isdisjoint(_named(work.reads))
 
 
 def overwritten(work: Work, taint: Taint) -> Taint:
     """What is still undefined behind `work`, which defines every block that it writes whole."""
     if getattr(work, "names", None) is not None:
         return taint
-    left: Taint = {}
-    fresh = written(work)
-    for pool, bad in taint.items():
-        defined = fresh.get(pool, {})
-        kept = {
-            i: generation
-            for i, generation in bad.items()
-            if i not in defined and pool.book.generation[i] == generation
-        }
-        if kept:
-            left[pool] = kept
-    return left
+    return taint - written(work)
 
 
-def merge(into: Taint | None, more: Taint) -> Taint:
-    """The union of two sets of undefined blocks."""
-    result: Taint = {pool: dict(bad) for pool, bad in (into or {}).items()}
-    for pool, bad in more.items():
-        result.setdefault(pool, {}).update(bad)
-    return result
+def inherit(op: Operation, after: Iterable[Operation]) -> None:
+    """Take over what predecessors mean for a new operation, those that have ended included.
+
+    Bytes whose lease has ended are left out: whoever has the block now has other bytes.
+    """
+    for earlier in (*after, *op.before):
+        if not earlier.taint:
+            continue
+        bad = frozenset(t for t in earlier.taint if t[0].book.generation[t[1]] == t[2])
+        if reads_any(op.work, bad):
+            op.spoiled = OperationFailed(f"{earlier!r} left bytes undefined that it reads")
+        op.taint |= overwritten(op.work, bad)
+    for earlier in op.before:
+        if earlier.doomed:
+            op.doomed = True
+            op.spoiled = op.spoiled or earlier.spoiled or lost_reason(earlier)
 
 
-def spread(op: Operation, taint: Taint) -> list[Operation]:
-    """Carry undefined bytes along the order; return the operations that read them.
+def lost_reason(op: Operation) -> OperationFailed:
+    """Why whatever is ordered behind a lost operation fails."""
+    reason = OperationFailed(f"the end of its predecessor {op!r} cannot be learnt")
+    reason.__cause__ = op.error
+    return reason
+
+
+def spread(op: Operation) -> list[Operation]:
+    """Carry the undefined bytes of `op` along the order; return the operations that read them.
 
     An operation that reads them fails itself, and spreads what it leaves undefined when it does.
-    One that does not read them passes on what it does not overwrite.
+    One that does not read them passes on what it does not overwrite. Edges point to smaller
+    serials only: taken by serial, each operation is looked at once, with all that reaches it.
     """
-    readers: dict[Operation, None] = {}
-    work = [(later, taint) for later in op.after]
-    while work:
-        later, bad = work.pop()
-        if later.state in SETTLED or later in readers or later.state is State.QUARANTINED:
-            continue
-        if reads_any(later.work, bad):
-            readers[later] = None
-            later.taint = merge(later.taint, bad)
-            continue
-        left = overwritten(later.work, bad)
-        if left:
-            later.taint = merge(later.taint, left)
-            work.extend((further, left) for further in later.after)
-    return list(readers)
+    readers = []
+    reached = {op: op.taint}
+    heap = [(op.serial, op)]
+    while heap:
+        _, now = heapq.heappop(heap)
+        bad = reached[now]
+        if now is not op:
+            if now.decided:
+                continue
+            if reads_any(now.work, bad):
+                readers.append(now)
+                now.taint |= bad
+                continue
+            bad = overwritten(now.work, bad)
+            now.taint |= bad
+        for later in now.after if bad else ():
+            if later not in reached:
+                heapq.heappush(heap, (later.serial, later))
+            reached[later] = reached.get(later, NOTHING) | bad
+    return readers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from transfer._lane import Marker
 from transfer._state import State
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Statistics:
 
 
 def _lane(lane: Lane) -> DeviceStatistics:
-    states = [op.state for op in lane.live if op.name != "marker"]
+    states = [op.state for op in lane.live if not isinstance(op.work, Marker)]
     prepared = states.count(State.PREPARED)
     return DeviceStatistics(
         submitted=lane.submitted,
