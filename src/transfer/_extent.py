@@ -141,7 +141,7 @@ class Extent:
             size, stride = self.shape[axis - 1], self.strides[axis - 1]
             if size != 1 and stride != expected:
                 break
-            expected *= size
+            expected *= max(size, 1)
             axis -= 1
         return axis
 

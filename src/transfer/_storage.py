@@ -121,13 +121,13 @@ class MappedStorage:
         return raw.view(dtype).as_strided(extent.shape, extent.strides)
 
     def close(self) -> None:
-        """Unmap, or leave that to the last view a caller still has."""
+        """Drop our references: the mapping ends with the last view or tensor of a caller.
+
+        Not by closing it: `torch.frombuffer` keeps the mapping object but no buffer of it, so that
+        closing would unmap the memory under the tensor.
+        """
         self._bytes.release()
-        try:
-            self._map.close()
-        except BufferError:
-            # A caller's tensor still looks at the memory. The mapping ends with the last view.
-            return
+        del self._map
 
 
 def _check_axes(extent: Extent, tensor: torch.Tensor) -> None:
@@ -244,7 +244,8 @@ class TensorStorage:
         """Every byte of every block must lie in the tensor's allocation."""
         start = tensor.storage_offset() * extent.itemsize
         blocks = tensor.shape[0]
-        end = start + (blocks - 1) * stride + extent.span if blocks else start
+        empty = blocks == 0 or extent.span == 0
+        end = start if empty else start + (blocks - 1) * stride + extent.span
         if end > tensor.untyped_storage().nbytes():
             raise SpanError(
                 f"extent {extent.name!r} of layer {extent.layer} ends at byte {end} of an "
