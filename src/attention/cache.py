@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from attention._errors import CacheError, MissingPart
-from attention._scales import LIMITS, ScaleOrigin, ValueScales, quantise, scale_of
+from attention._errors import CacheError, MissingPart, Unsupported
+from attention._scales import ScaleOrigin, ValueScales, quantise, scale_of
+from attention._slots import Slots
 from attention._view import KEY_DTYPES, VALUE_DTYPES, LayerView
 from tiers._layout import KEY, VALUE, VALUE_SCALE, PageLayout, PageOrder, ScaleScope
 from transfer._memory import Pool
-from transfer._storage import TensorStorage, own_layout
+from transfer._storage import TensorStorage, own_layout, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,7 @@ class PagedKVCache:
         device: where the pages are.
 
     Attributes:
+        layers, order, scales, page_size, kv_heads, head_dim: as given.
         pool: the pages as blocks, to lease, to copy and to put into a store. Its tensors are named
             ``key`` and ``value`` (and ``value_scale``, where every token has scales of its own), one
             of each per layer, with the axes of a `tiers.PageLayout`.
@@ -74,41 +76,121 @@ class PagedKVCache:
                 f"{layers} layers, {pages} pages of {page_size}, {kv_heads} heads of {head_dim}: "
                 f"all are at least 1, head_dim is a multiple of 16"
             )
-        self.layers = layers
-        self.page_size = page_size
-        self.kv_heads = kv_heads
-        self.head_dim = head_dim
-        self.order = order
-        self.scales = scales or ValueScales.unit(layers)
         inner = (page_size, kv_heads) if order is PageOrder.NHD else (kv_heads, page_size)
-        shape = (layers, pages, *inner)
-        self._keys = torch.zeros((*shape, head_dim), dtype=key, device=device)
-        codes = torch.zeros((*shape, head_dim), dtype=torch.uint8, device=device)
-        self._values = codes.view(value)
-        self._scales = self._make_scales(shape, device)
-        self._saturated = torch.zeros(layers, dtype=torch.int64, device=device)
+        shape = (layers, pages, *inner, head_dim)
+        keys = torch.zeros(shape, dtype=key, device=device)
+        codes = torch.zeros(shape, dtype=torch.uint8, device=device).view(value)
+        self._bind(keys.unbind(), codes.unbind(), order, scales or ValueScales.unit(layers))
         tensors = self._tensors()
         plan = own_layout(tensors)
-        self.pool: Pool = Pool(plan, pages, TensorStorage(tensors, plan), name="kv cache")
+        self.pool = Pool(plan, pages, TensorStorage(tensors, plan), name="kv cache")
 
-    def _make_scales(self, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
-        """Scales as the kernels read them: [layers, ...], float32."""
-        if self.scales.scope is ScaleScope.TOKEN_HEAD:
-            return torch.ones(shape, dtype=torch.float32, device=device)
-        assert self.scales.values is not None  # noqa: S101 - every other kind has them
-        rows = self.scales.values
-        if rows.shape[0] != self.layers or rows.shape[1] not in {1, self.kv_heads}:
-            raise CacheError(
-                f"value scales are {tuple(rows.shape)}, expected [{self.layers}, 1] or "
-                f"[{self.layers}, {self.kv_heads}]"
+    @classmethod
+    def over(
+        cls,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        *,
+        order: PageOrder,
+        scales: ValueScales | None = None,
+    ) -> PagedKVCache:
+        """A cache over pages that a host program owns; its allocator hands them out.
+
+        Args:
+            keys: page tensors of each layer, any strides whose rows are in one piece.
+            values: likewise, FP8 codes.
+            order: order of their axes; there is no default, since a shape does not tell.
+            scales: how values are scaled; 1.0 everywhere when None.
+
+        Raises:
+            CacheError: tensors that do not fit together.
+            LayoutMismatch, SpanError, WrongDevice: memory that is not what its strides say.
+        """
+        if not keys or len(keys) != len(values):
+            raise CacheError(f"{len(keys)} layers of keys, {len(values)} of values")
+        cache = cls.__new__(cls)
+        cache._bind(tuple(keys), tuple(values), order, scales or ValueScales.unit(len(keys)))
+        tensors = cache._tensors()
+        cache.pool = Pool.over(tensors, own_layout(tensors), name="foreign kv cache")
+        return cache
+
+    @classmethod
+    def of(
+        cls,
+        layout: PageLayout,
+        *,
+        pages: int,
+        scales: ValueScales | None = None,
+        device: torch.device | str = "cpu",
+    ) -> PagedKVCache:
+        """A cache of pages that a layout describes.
+
+        Raises:
+            Unsupported: a latent page (MLA), which has no values of its own, or values of another
+                width than the keys: attention over them is another formula, not guessed here.
+            CacheError: keys or values of a type that no kernel reads.
+        """
+        if layout.value is None:
+            raise Unsupported(
+                "a latent (MLA) page has no values of its own: K16/V8 attention does not read it"
             )
-        return rows.to(device)
+        if layout.value_width != layout.head_dim:
+            raise Unsupported(
+                f"values of width {layout.value_width}, keys of {layout.head_dim}: expected equal"
+            )
+        by_token = layout.scope is ScaleScope.TOKEN_HEAD
+        return cls(
+            layers=layout.layers,
+            pages=pages,
+            page_size=layout.page_size,
+            kv_heads=layout.kv_heads,
+            head_dim=layout.head_dim,
+            key=torch_dtype(layout.key),
+            value=torch_dtype(layout.value),
+            order=layout.order,
+            scales=scales or (ValueScales.per_token() if by_token else None),
+            device=device,
+        )
+
+    def _bind(
+        self,
+        keys: tuple[Tensor, ...],
+        values: tuple[Tensor, ...],
+        order: PageOrder,
+        scales: ValueScales,
+    ) -> None:
+        """Check the page tensors and remember them."""
+        self.layers = len(keys)
+        self.order = order
+        self.scales = scales
+        steps = self._make_scales(keys[0])
+        self._views = tuple(
+            LayerView(key, value, order, step, scales.scope)
+            for key, value, step in zip(keys, values, steps, strict=True)
+        )
+        first = self._views[0]
+        if any(view.key.shape != first.key.shape for view in self._views):
+            raise CacheError(f"pages differ between layers: {[v.key.shape for v in self._views]}")
+        self.page_size = first.page_size
+        self.kv_heads = first.kv_heads
+        self.head_dim = first.head_dim
+        self._saturated = torch.zeros(self.layers, dtype=torch.int64, device=first.key.device)
+
+    def _make_scales(self, key: Tensor) -> tuple[Tensor, ...]:
+        """Scales of each layer as the kernels read them, float32."""
+        if self.scales.scope is ScaleScope.TOKEN_HEAD:
+            shape = (self.layers, *key.shape[:3])
+            return torch.ones(shape, dtype=torch.float32, device=key.device).unbind()
+        assert self.scales.values is not None  # noqa: S101 - every other scope has them
+        rows = self.scales.values
+        if rows.shape[0] != self.layers:
+            raise CacheError(f"value scales of {rows.shape[0]} layers, the cache has {self.layers}")
+        return rows.to(key.device).unbind()
 
     def _tensors(self) -> dict[tuple[str, int | None], Tensor]:
         """Every layer's page tensors, in their own order, block axis first."""
         out: dict[tuple[str, int | None], Tensor] = {}
-        for layer in range(self.layers):
-            view = self.layer(layer)
+        for layer, view in enumerate(self._views):
             out[KEY, layer] = view.key
             out[VALUE, layer] = view.value
             if self.scales.scope is ScaleScope.TOKEN_HEAD:
@@ -118,17 +200,17 @@ class PagedKVCache:
     @property
     def device(self) -> torch.device:
         """Where the pages are."""
-        return self._keys.device
+        return self._views[0].key.device
 
     @property
     def key_dtype(self) -> torch.dtype:
         """Dtype of the keys."""
-        return self._keys.dtype
+        return self._views[0].key.dtype
 
     @property
     def value_dtype(self) -> torch.dtype:
         """Dtype of the value codes."""
-        return self._values.dtype
+        return self._views[0].value.dtype
 
     @property
     def block_layout(self) -> BlockLayout:
@@ -154,13 +236,7 @@ class PagedKVCache:
 
     def layer(self, layer: int) -> LayerView:
         """What a kernel reads for one layer."""
-        return LayerView(
-            self._keys[layer],
-            self._values[layer],
-            self.order,
-            self._scales[layer],
-            self.scales.scope,
-        )
+        return self._views[layer]
 
     def lease(self, pages: int) -> Lease[Blocks]:
         """Take pages with defined contents: every slot zero, so that no former request shows.
@@ -177,10 +253,11 @@ class PagedKVCache:
     def clear(self, blocks: Blocks) -> None:
         """Zero all slots of some pages, on the current stream."""
         ids = torch.from_numpy(blocks.ids).to(self.device)
-        self._keys.view(torch.int16).index_fill_(1, ids, 0)
-        self._values.view(torch.uint8).index_fill_(1, ids, 0)
-        if self.scales.scope is ScaleScope.TOKEN_HEAD:
-            self._scales.index_fill_(1, ids, 1.0)
+        for view in self._views:
+            view.key.view(torch.int16).index_fill_(0, ids, 0)
+            view.value.view(torch.uint8).index_fill_(0, ids, 0)
+            if view.scope is ScaleScope.TOKEN_HEAD:
+                view.scale.index_fill_(0, ids, 1.0)
 
     def pages(self, blocks: Blocks, *, private: bool = False) -> Blocks:
         """Pages as the store takes them: their handles, no copy, no conversion.
@@ -300,33 +377,3 @@ class PagedKVCache:
     def saturated(self) -> list[int]:
         """Values of each layer that were clamped or not finite so far; waits for the device."""
         return [int(n) for n in self._saturated.tolist()]
-
-    @property
-    def limit(self) -> float:
-        """Largest finite code."""
-        return LIMITS[self.value_dtype]
-
-
-@final
-class Slots:
-    """Places of one step's new tokens, from `PagedKVCache.slots`.
-
-    Attributes:
-        where: int64 [tokens] on the cache's device: page * page_size + place.
-        starts: position of each request's first new token.
-        counts: new tokens of each request.
-        first: slot of each request's first token.
-    """
-
-    __slots__ = ("counts", "first", "starts", "where")
-
-    def __init__(
-        self, where: Tensor, *, starts: list[int], counts: list[int], first: list[int]
-    ) -> None:
-        self.where = where
-        self.starts = starts
-        self.counts = counts
-        self.first = first
-
-    def __len__(self) -> int:
-        return self.where.shape[0]

@@ -1,12 +1,13 @@
 """The paged cache on the CPU: appended bytes, defined tails, block views with real strides."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from attention import cache as cache_module
-from attention._errors import CacheError, PageTableError
+from attention._errors import CacheError, PageTableError, Unsupported
 from attention._pages import PageTable
 from attention._reference import gather
 from attention._scales import ValueScales, quantise
@@ -248,3 +249,49 @@ def test_pages_of_another_cache_are_refused() -> None:
 
 def test_importing_the_cache_imports_no_kernels() -> None:
     assert not hasattr(cache_module, "triton")
+
+
+# case 16 and case 17, memory of a host program, with the order stated and its real strides
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_cache_over_foreign_pages(order: PageOrder) -> None:
+    inner = (4, 2) if order is PageOrder.NHD else (2, 4)
+    # K and V of each page lie beside each other in one allocation, V in half of its room.
+    room = torch.zeros(6, 2, *inner, 16, dtype=torch.bfloat16)
+    codes = room[:, 1].view(torch.uint8)[..., :16].view(torch.float8_e4m3fn)
+    cache = PagedKVCache.over([room[:, 0]], [codes], order=order)
+    assert (cache.page_size, cache.kv_heads, cache.pool.blocks) == (4, 2, 6)
+    table = PageTable.of([cache.pool.blocks_of([4, 1])], [7], pool=cache.pool, page_size=4)
+    key, value = tokens(7)
+    cache.append(0, key, value, cache.slots(table, [7]))
+    found, real = gather(cache.layer(0), table, 0)
+    assert torch.equal(found, key.to(torch.float32))
+    assert torch.equal(real, quantise(value, torch.ones(1), torch.float8_e4m3fn)[0].float())
+    untouched = room[:, 1].view(torch.uint8)[..., 16:]
+    assert (untouched == 0).all()
+    assert (room[[0, 2, 3, 5]].view(torch.uint8) == 0).all()
+
+
+def test_foreign_pages_that_do_not_fit_are_refused() -> None:
+    key = torch.zeros(6, 4, 2, 16, dtype=torch.bfloat16)
+    codes = torch.zeros(6, 4, 2, 16, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    with pytest.raises(CacheError, match="1 layers of keys, 2 of values"):
+        PagedKVCache.over([key], [codes, codes], order=PageOrder.NHD)
+    with pytest.raises(CacheError, match="pages differ between layers"):
+        PagedKVCache.over([key, key[:, :2]], [codes, codes[:, :2]], order=PageOrder.NHD)
+    with pytest.raises(CacheError, match="value pages are"):
+        PagedKVCache.over([key], [key], order=PageOrder.NHD)
+
+
+def test_a_cache_of_a_page_layout() -> None:
+    layout = make(PageOrder.HND, ValueScales.per_token()).page_layout
+    cache = PagedKVCache.of(layout, pages=3)
+    assert cache.page_layout == layout
+    assert cache.scales.scope is ScaleScope.TOKEN_HEAD
+
+
+def test_latent_pages_are_refused_and_not_guessed() -> None:
+    layout = replace(make().page_layout, value=None)
+    with pytest.raises(Unsupported, match="MLA"):
+        PagedKVCache.of(layout, pages=3)
+    with pytest.raises(Unsupported, match="values of width 8, keys of 16"):
+        PagedKVCache.of(replace(make().page_layout, value_dim=8), pages=3)
