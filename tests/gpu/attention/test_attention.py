@@ -139,7 +139,7 @@ async def test_away_and_back_is_bit_for_bit_as_if_it_never_left(
                     cache.layer(layer).key.fill_(torch.nan)
                     cache.layer(layer).value.view(torch.uint8).fill_(0x7F)
                 with cache.pool.lease(5), cache.pool.lease(32) as pages:
-                    back = await engine.submit(attention_copy(slots_of_host, pages), after=stream)
+                    back = await engine.submit(Copy(slots_of_host, pages), after=stream)
                     await back.wait_posted()
                     back.order_before(stream)
                     await back.wait()
