@@ -195,8 +195,10 @@ def main() -> int:
     for part in args.parts.split(","):
         if part not in PARTS:
             parser.error(f"{part!r}, expected some of {', '.join(PARTS)}")
-        run_part(part, args, (backends, library), results)
-        results.write()
+        try:
+            run_part(part, args, (backends, library), results)
+        finally:
+            results.write()
     wrong = [line for line in results.data.get("cells", []) if line["verdict"] == "wrong"]
     say(f"wrong cells: {len(wrong)}")
     return 1 if wrong else 0

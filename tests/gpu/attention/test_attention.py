@@ -18,7 +18,7 @@ from attention import (
 from attention._scales import quantise, scale_of
 from kvhold.bench import attention_check
 from tiers._layout import PageOrder, ScaleScope
-from transfer import Engine, HostDevice
+from transfer import Copy, Engine, HostDevice
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
