@@ -109,6 +109,10 @@ class DiskTier:
         self._account.other += scan.live_bytes
         return scan
 
+    def add_other(self, nbytes: int) -> None:
+        """Count bytes that are in the folder and not ours to give back."""
+        self._account.other += nbytes
+
     def adopt(self, found: Found, item: Item) -> DiskSlot:
         """Take over a published file that a scan found; it counts even beyond the quota."""
         slot = DiskSlot(item, max(found.allocated, 0), found.name)
