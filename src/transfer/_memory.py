@@ -7,7 +7,7 @@ and the thread that the pool belongs to.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, final, overload
+from typing import TYPE_CHECKING, Final, final, overload
 
 import numpy as np
 
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from transfer._book import Hold
     from transfer._extent import BlockLayout, HasBlockLayout, Int64Array, Runs
     from transfer._handle import Handle
+
+
+RUNS_KEPT: Final = 64
+"""Layouts that a pool remembers its byte runs to; more are computed again."""
 
 
 class Pool:
@@ -249,6 +253,8 @@ class Pool:
         key = (id(other.layout), names)
         known = self._runs.get(key)
         if known is None:
+            if len(self._runs) == RUNS_KEPT:
+                self._runs.clear()
             known = self._runs[key] = (other.layout, copy_runs(self.layout, other.layout, names))
         return known[1]
 
