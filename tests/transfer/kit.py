@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, cast, final
 
 from transfer._errors import TransferError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from transfer._fence import Completion
+    from transfer._handle import Handle
     from transfer._operation import Driver, Operation, Transition
     from transfer._state import State
     from transfer._work import HandleLike, Route, Work
@@ -269,3 +271,15 @@ def outcome(op: Operation) -> TransferError | None:
     except TransferError as error:
         return error
     return None
+
+
+def move(src: Handle, dst: Handle, names: tuple[str, ...] | None = None) -> None:
+    """Copy blocks on the spot, by the runs and addresses that a device would use."""
+    runs = src.pool.runs_to(dst.pool, names)
+    for source, target in zip(src.ids, dst.ids, strict=True):
+        for sp, so, dp, do, nbytes in runs.rows:
+            ctypes.memmove(
+                dst.pool.address(dp, int(target)) + do,
+                src.pool.address(sp, int(source)) + so,
+                nbytes,
+            )
