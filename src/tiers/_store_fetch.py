@@ -12,7 +12,7 @@ from tiers._form import dense, memory
 from tiers._residency import Residency
 from tiers._store_put import GROUP_BYTES
 from tiers._store_removals import cause_of, fault_name
-from tiers.host import gather
+from tiers.host import gather, join
 from transfer._drain import wait_unstoppable
 from transfer._errors import (
     CompletionLost,
@@ -269,7 +269,7 @@ class Load:
         flights = [flight for _, flight in group]
         if target is not None and self._raw:
             raws = [f.stage.raw for f in flights if f.stage is not None and f.stage.raw]
-            return Copy(_join(raws), _pick(target, group), names=form.inputs)
+            return Copy(join(raws), _pick(target, group), names=form.inputs)
         sources = [self._source(flight) for flight in flights]
         blocks = [None] * len(group) if target is None else _pick(target, group).ids
         jobs = [
@@ -289,7 +289,7 @@ class Load:
 
         nbytes = sum(len(view) for *_, into in jobs for view in into.values())
         writes = [] if target is None else [_pick(target, group)]
-        return Launch(decode, reads=[_join(sources)], writes=writes, nbytes=nbytes)
+        return Launch(decode, reads=[join(sources)], writes=writes, nbytes=nbytes)
 
     def _source(self, flight: Flight) -> Block:
         if flight.stage is not None and flight.stage.blob is not None:
@@ -381,7 +381,3 @@ def _pick(target: Handle, group: Sequence[tuple[int, Flight]]) -> Handle:
         return target
     numbers = np.array([number for number, _ in group], dtype=np.int64)
     return Blocks(target.pool, target.ids[numbers], target.generations[numbers])
-
-
-def _join(blocks: Sequence[Block]) -> Handle:
-    return blocks[0] if len(blocks) == 1 else Blocks.gather(list(blocks))

@@ -12,7 +12,7 @@ from tiers._form import dense, memory
 from tiers._residency import Residency
 from tiers._store_core import Core, Refusal
 from tiers._store_removals import cause_of
-from tiers.host import gather
+from tiers.host import gather, join
 from transfer._drain import wait_decided, wait_unstoppable
 from transfer._errors import CompletionLost, EngineClosed, LayoutMismatch
 from transfer._handle import Block, Blocks
@@ -297,7 +297,7 @@ class Put:
         engine = core.runner.engine
         pages = self._sub(fills)
         if self.raw:
-            raws = _gather([fill.stage.raw for fill in fills if fill.stage and fill.stage.raw])
+            raws = join([fill.stage.raw for fill in fills if fill.stage and fill.stage.raw])
             copy = await engine.submit(
                 Copy(pages, raws, names=form.inputs), after=order, name="put pages"
             )
@@ -329,7 +329,7 @@ class Put:
     def _targets(self, fills: Sequence[Fill]) -> Handle:
         """Blocks that the codec writes: staging, or the host tier's own."""
         if self._core.form.blob is not None:
-            return _gather([fill.stage.blob for fill in fills if fill.stage and fill.stage.blob])
+            return join([fill.stage.blob for fill in fills if fill.stage and fill.stage.blob])
         return gather([fill.entry.host for fill in fills if fill.entry.host is not None])
 
     def _encoded(self, fills: list[Fill], op: Operation) -> None:
@@ -352,10 +352,6 @@ def _ignore(op: Operation) -> None:
 
 def _error_of(op: Operation) -> BaseException:
     return cause_of(op) if op.settled else CompletionLost(f"the end of {op!r} cannot be learnt")
-
-
-def _gather(blocks: Sequence[Block]) -> Handle:
-    return blocks[0] if len(blocks) == 1 else Blocks.gather(list(blocks))
 
 
 def _each(handle: Handle) -> list[Block]:

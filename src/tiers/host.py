@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Final, final
 
+import numpy as np
+
 from tiers._errors import CapacityExceeded
 from tiers._residency import Change
 from tiers._tier import Account, Item, Slot, TierCounts
@@ -168,7 +170,20 @@ class HostTier:
 
 def gather(slots: Sequence[HostSlot]) -> Block | Blocks:
     """The blocks of several places as one handle."""
-    return slots[0].block if len(slots) == 1 else Blocks.gather([s.block for s in slots])
+    return join([slot.block for slot in slots])
+
+
+def join(blocks: Sequence[Block]) -> Block | Blocks:
+    """Distinct blocks of one pool as one handle.
+
+    Unlike `Blocks.gather` it takes the caller's word: to compare ids gives up the interpreter lock
+    for a moment, and getting it back from busy workers takes longer than all the rest.
+    """
+    if len(blocks) == 1:
+        return blocks[0]
+    ids = np.array([block.id for block in blocks], dtype=np.int64)
+    generations = np.array([block.generation for block in blocks], dtype=np.int64)
+    return Blocks(blocks[0].pool, ids, generations)
 
 
 def _names(slots: Sequence[HostSlot]) -> tuple[str, ...]:

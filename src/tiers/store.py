@@ -149,7 +149,7 @@ class KVStore:
             TierBusy: another writer has the folder.
             TierError, OSError: it cannot be used.
         """
-        if self._started:
+        if self._started or self._core.closing:
             raise EngineClosed(f"{self!r} was started before; make another one")
         self._core.runner.bind()
         if self._disk is not None:
