@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transfer._lane import Lane
     from transfer._ledger import Ledger
     from transfer._operation import Operation
+    from transfer._reaper import Reaper
 
 
 class Watchers(Protocol):
@@ -102,7 +103,7 @@ async def wait_unstoppable(
     return caught
 
 
-async def leave_owned(op: Operation, cancel: Callable[[Operation], None], *, leave: bool) -> None:
+async def leave_owned(op: Operation, ledger: Ledger, reaper: Reaper, *, leave: bool) -> None:
     """Cancel an operation whose owner leaves early.
 
     Where a block is foreign memory, which no pool keeps from being reused, leaving is held back
@@ -113,10 +114,15 @@ async def leave_owned(op: Operation, cancel: Callable[[Operation], None], *, lea
         BaseException: another cancellation or interrupt struck meanwhile; it goes to whoever sent
             it, through the scope that sent the first.
     """
-    cancel(op)
+    ledger.cancel(op)
     if leave or not any(hold.handle.pool.foreign for hold in op.holds):
         return
-    caught = await wait_unstoppable(lambda: op.decided, op)
+
+    def decided() -> bool:
+        reaper.reap()  # what an interrupt kept from being reaped
+        return op.decided
+
+    caught = await wait_unstoppable(decided, op)
     if not op.settled:
         op.raise_outcome()
     if caught is not None:
@@ -129,11 +135,13 @@ def mend(ledger: Ledger, lanes: list[Lane]) -> None:
     An operation that is prepared with nothing before it was struck between its holds and its
     posting: nobody has it in hand. One in flight without a fence was struck while posting.
     """
-    ledger.advance()
-    for op in [op for lane in lanes for op in lane.live]:
+    live = [op for lane in lanes for op in lane.live]
+    for op in dict.fromkeys([*live, *(earlier for op in live for earlier in op.before)]):
         if op.settled:
             ledger._finish(op)
-        elif op.state is State.PREPARED and not op.before:
+    ledger.advance()
+    for op in live:
+        if op.state is State.PREPARED and not op.before:
             ledger.cancel(op)
         elif op.state is not State.PREPARED and op.fence is None and op.parked is None:
             ledger.lose(op, KeyboardInterrupt("struck while it was posted"))

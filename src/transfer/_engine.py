@@ -255,7 +255,7 @@ class Engine:
             await wait_decided(owned[0])
         finally:
             if owned and not owned[0].decided:
-                await _drain.leave_owned(owned[0], self._ledger.cancel, leave=leave)
+                await _drain.leave_owned(owned[0], self._ledger, self._reaper, leave=leave)
         owned[0].raise_outcome()
 
     async def copy(

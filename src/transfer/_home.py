@@ -44,9 +44,10 @@ class Home:
         self.check_process()
         if self.loop is not None:
             raise EngineClosed(f"{self._name} is already started; expected it closed")
-        self.loop = current_loop()
+        loop = current_loop()
         self._pid = os.getpid()
-        return self.loop
+        self.loop = loop  # last: it says that the engine is started
+        return loop
 
     def check(self) -> Loop:
         """Refuse a call from anywhere else.
