@@ -183,19 +183,20 @@ def _pack_word(text: str) -> bytes:
     return struct.pack("<H", len(data)) + data
 
 
-def seal_v1(header: V1Header, blob: memoryview, team: Team) -> None:
+def seal_v1(header: V1Header, blob: memoryview, team: Team, *, packed: bytes | None = None) -> None:
     """Write the header in front of a payload that is in place already.
 
     Args:
         header: what the payload is.
         blob: writable, exactly ``header.nbytes`` long.
         team: threads for the CRC.
+        packed: ``header.pack()``, when the caller has it already.
 
     Raises:
         LengthError: another length.
     """
-    check("blob length", len(blob), header.nbytes)
-    head = header.pack()
+    head = header.pack() if packed is None else packed
+    check("blob length", len(blob), len(head) + 4 + header.payload_bytes)
     payload = blob[len(head) + 4 :]
     start = zlib.crc32(head) if header.raw_unit else 0
     blob[: len(head)] = head
@@ -266,6 +267,15 @@ def open_v1(
     if key is not None:
         check("key dtype", header.key, key, DtypeMismatch)
     _check_origin(header, strings or NO_STRINGS)
+    return split_v1(header, data, end)
+
+
+def split_v1(header: V1Header, data: memoryview, end: int) -> V1Blob:
+    """The sections behind a header that ends at `end`, their lengths checked already.
+
+    Raises:
+        ScaleError: a scale is not finite and positive.
+    """
     (crc,) = unpack("<I", data, end, "CRC")
     payload = data[end + 4 :]
     bounds = (header.key_bytes, header.key_bytes + header.value_bytes)

@@ -1,7 +1,7 @@
 """Encoding and decoding of FP8 values by chunks, on any number of threads.
 
-Two ways give the same bytes. Where many values share a scale, a table over all 16-bit patterns (or
-over all pairs of codes) is built once for the scale and looked up; elsewhere values are widened to
+Two ways give the same bytes. Where long runs of values share a scale, a table over all 16-bit patterns
+(or over all pairs of codes) is built once for the scale and looked up; elsewhere values are widened to
 float32, divided or multiplied by their scales, and cast. Which one is faster was measured; see
 docs/codec.md.
 """
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float32]
 
-ENCODE_GROUP: Final = 192 * 1024
-"""Values per scale and thread from which an encode table pays for itself."""
-DECODE_GROUP: Final = 64 * 1024
-"""Values per scale and thread from which a decode table pays for itself."""
+ENCODE_RUN: Final = 64 * 1024
+"""Neighbouring values with one scale from which an encode table pays for itself."""
+DECODE_RUN: Final = 64 * 1024
+"""Neighbouring values with one scale from which a decode table pays for itself."""
 SHARE: Final = 128 * 1024
 """Values below which a further thread costs more than it gains."""
 INFINITY: Final = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000}
@@ -105,9 +105,9 @@ class Job:
             yield self.at(box)
 
     @property
-    def group(self) -> int:
-        """Values that share one scale."""
-        return self.values.size // max(self.scales.size, 1)
+    def run(self) -> int:
+        """Neighbouring values that share one scale."""
+        return 1 if self.kept[-1] else self.values.shape[-1]
 
     def shares(self, team: Team) -> list[Job]:
         """One job for each thread that is worth starting."""
@@ -130,12 +130,11 @@ def decode(job: Job, team: Team) -> None:
 def _encode_share(job: Job, team: Team) -> None:
     with team.workspace() as space:
         scratch = space.of(Scratch)
-        if job.values.itemsize == 2 and job.group >= ENCODE_GROUP:
+        if job.values.itemsize == 2 and job.run >= ENCODE_RUN:
             for group in job.groups():
                 _encode_lookup(group, scratch)
-            return
-        for box in pieces(job.values.shape, WIDE):
-            _encode_wide(job.at(box), scratch)
+        else:
+            _encode_wide(job, scratch)
 
 
 def _encode_lookup(job: Job, scratch: Scratch) -> None:
@@ -155,61 +154,82 @@ def _encode_lookup(job: Job, scratch: Scratch) -> None:
 
 
 def _fill_encode_table(job: Job, scratch: Scratch) -> None:
-    """Codes of the finite magnitudes and infinity by `_cast`; signs and NaN by the definition."""
-    table, infinity = scratch.encode_table, INFINITY[job.dtype]
-    steps = itertools.pairwise([*range(0, infinity + 1, WIDE), infinity + 1])
-    for start, end in steps:
+    """Codes of all patterns: by `_cast` where they change, constant below and above, NaN by rule."""
+    import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
+
+    table, infinity, form = scratch.encode_table, INFINITY[job.dtype], job.form
+    scale = torch.from_numpy(job.scales.reshape(1))
+    low, high = _changing(float(scale), job.dtype, form)
+    table[:low] = 0
+    table[high : infinity + 1] = form.top
+    for start in range(low, high, WIDE):
+        end = min(start + WIDE, high)
         count = end - start
-        np.copyto(scratch.narrow[:count], np.arange(start, end, dtype=np.uint16))
-        scratch.wide_tensor[:count].copy_(scratch.narrow_tensors[job.dtype][:count])
-        _cast(scratch, count, job.scales.reshape(1), (count,), job.form)
+        scratch.narrow[:count] = np.arange(start, end, dtype=np.uint16)
+        wide = scratch.wide_tensor[:count].copy_(scratch.narrow_tensors[job.dtype][:count])
+        _cast(wide.div_(scale), scratch.fp8_tensors[form.name][:count], form)
         table[start:end] = scratch.codes[:count]
-    table[infinity + 1 : 0x8000] = job.form.nan
-    np.bitwise_or(table[: infinity + 1], 0x80, out=table[0x8000 : 0x8000 + infinity + 1])
-    if job.form.name == "float8_e4m3fnuz":
-        negative = table[0x8000 : 0x8000 + infinity + 1]
-        negative[negative == 0x80] = 0
-    table[0x8000 + infinity + 1 :] = job.form.nan
+    negative = table[0x8000 : 0x8000 + infinity + 1]
+    np.bitwise_or(table[: infinity + 1], 0x80, out=negative)
+    if form.name == "float8_e4m3fnuz":
+        negative[negative == 0x80] = 0  # there is no negative zero
+    table[infinity + 1 : 0x8000] = form.nan
+    table[0x8000 + infinity + 1 :] = form.nan
+
+
+def _changing(scale: float, dtype: str, form: Fp8Format) -> tuple[int, int]:
+    """Patterns of positive numbers outside of which a code is zero, or the largest.
+
+    With room to spare: a quarter of the smallest code above zero, and twice the largest.
+    """
+    ends = np.array([scale * form.smallest / 4, scale * form.largest * 2])
+    with np.errstate(over="ignore", under="ignore"):
+        if dtype == "float16":
+            bits = ends.astype(np.float16).view(np.uint16)
+        else:
+            bits = ends.astype(np.float32).view(np.uint32) >> np.uint32(16)
+    return int(bits[0]), min(int(bits[1]) + 1, INFINITY[dtype] + 1)
 
 
 def _encode_wide(job: Job, scratch: Scratch) -> None:
     """Any number of scales: widen, divide, clamp, cast."""
-    values, count = job.values, job.values.size
-    if values.itemsize == 2:
-        np.copyto(scratch.narrow[:count].reshape(values.shape), values)
-        scratch.wide_tensor[:count].copy_(scratch.narrow_tensors[job.dtype][:count])
-    else:
-        np.copyto(scratch.wide[:count].reshape(values.shape), values.view(np.float32))
-    _cast(scratch, count, job.scales, values.shape, job.form)
-    codes = scratch.codes[:count]
-    if job.nan:
-        codes[np.isnan(scratch.wide[:count])] = job.form.nan
-    np.copyto(job.codes, codes.reshape(values.shape))
-
-
-def _cast(
-    scratch: Scratch, count: int, scales: Floats, shape: tuple[int, ...], form: Fp8Format
-) -> None:
-    """`wide / scales`, clamped by ourselves, to the nearest code, ties to even, in `codes`."""
     import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
 
-    wide = scratch.wide_tensor[:count]
-    wide.view(shape).div_(torch.from_numpy(scales))
+    form, kept = job.form, job.kept
+    for box in pieces(job.values.shape, WIDE):
+        values = job.values[box]
+        view = scratch.views(values.shape, job.dtype, form.name, paired=False)
+        if view.narrow_tensor is None:
+            np.copyto(view.wide, values.view(np.float32))
+        else:
+            np.copyto(view.narrow, values)
+            view.wide_tensor.copy_(view.narrow_tensor)
+        view.wide_shaped.div_(torch.from_numpy(job.scales[scale_box(box, kept)]))
+        _cast(view.wide_tensor, view.codes_tensor, form)
+        if job.nan:
+            view.codes[np.isnan(view.wide)] = form.nan
+        np.copyto(job.codes[box], view.codes)
+
+
+def _cast(wide: torch.Tensor, codes: torch.Tensor, form: Fp8Format) -> None:
+    """Clamped by ourselves, to the nearest code, ties to even."""
     wide.clamp_(-form.largest, form.largest)
-    dtype: torch.dtype = getattr(torch, form.name)
-    scratch.codes_tensor[:count].view(dtype).copy_(wide)
+    codes.copy_(wide)
 
 
 def _decode_share(job: Job, team: Team) -> None:
     with team.workspace() as space:
         scratch = space.of(Scratch)
-        paired = job.codes.shape[-1] % 2 == 0 and job.codes.strides[-1] == 1
-        if paired and job.values.itemsize == 2 and job.group >= DECODE_GROUP:
+        if job.values.itemsize == 2 and job.run >= DECODE_RUN and _paired(job.codes):
             for group in job.groups():
                 _decode_lookup(group, scratch)
-            return
-        for box in pieces(job.values.shape, WIDE):
-            _decode_wide(job.at(box), scratch)
+        else:
+            _decode_wide(job, scratch)
+
+
+def _paired(codes: Bits) -> bool:
+    """Whether codes can be taken two by two."""
+    return codes.shape[-1] % 2 == 0 and codes.strides[-1] == 1
 
 
 def _decode_lookup(job: Job, scratch: Scratch) -> None:
@@ -248,31 +268,26 @@ def _decode_wide(job: Job, scratch: Scratch) -> None:
     """Any number of scales: widen, multiply, round to the destination's dtype."""
     import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
 
-    values, count = job.values, job.values.size
-    wide = scratch.wide_tensor[:count]
-    _widen(job.codes, job.form.name, scratch)
-    wide.view(values.shape).mul_(torch.from_numpy(job.scales))
-    if values.itemsize == 2:
-        scratch.narrow_tensors[job.dtype][:count].copy_(wide)
-        np.copyto(values, scratch.narrow[:count].reshape(values.shape))
-    else:
-        np.copyto(values.view(np.float32), scratch.wide[:count].reshape(values.shape))
+    paired = _paired(job.codes)
+    table = _pairs_tensor(job.form.name) if paired else _codes_tensor(job.form.name)
+    codes = job.codes.view(np.uint16) if paired else job.codes
+    for box in pieces(job.values.shape, WIDE):
+        values = job.values[box]
+        view = scratch.views(values.shape, job.dtype, job.form.name, paired=paired)
+        np.copyto(view.indices, codes[_halved(box)] if paired else codes[box])
+        torch.index_select(table, 0, view.index_tensor, out=view.looked_up)
+        view.wide_shaped.mul_(torch.from_numpy(job.scales[scale_box(box, job.kept)]))
+        if view.narrow_tensor is None:
+            np.copyto(values.view(np.float32), view.wide)
+        else:
+            view.narrow_tensor.copy_(view.wide_tensor)
+            np.copyto(values, view.narrow)
 
 
-def _widen(codes: Bits, name: str, scratch: Scratch) -> None:
-    """Codes as float32 in `wide`, without their scales."""
-    import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
-
-    if codes.shape[-1] % 2 == 0 and codes.strides[-1] == 1:
-        pairs = codes.view(np.uint16)
-        count = pairs.size
-        np.copyto(scratch.index[:count].reshape(pairs.shape), pairs)
-        table, out = _pairs_tensor(name), scratch.pairs_tensor[:count]
-    else:
-        count = codes.size
-        np.copyto(scratch.index[:count].reshape(codes.shape), codes)
-        table, out = _codes_tensor(name), scratch.wide_tensor[:count]
-    torch.index_select(table, 0, scratch.index_tensor[:count], out=out)
+def _halved(box: tuple[slice, ...]) -> tuple[slice, ...]:
+    """A box of codes as a box of pairs; its last range is even at both ends."""
+    last = box[-1]
+    return (*box[:-1], slice(last.start // 2, last.stop // 2))
 
 
 @functools.cache

@@ -8,21 +8,40 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 import numpy as np
+
+from tiers._fp8_tables import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
+    import torch
 
     Bits: TypeAlias = npt.NDArray[Any]
 
-WIDE: Final = 32_512
-"""Elements of a piece for operators: a multiple of 128 below the 32768 from which torch uses threads."""
+WIDE: Final = 32_768
+"""Elements of a piece for operators: the most that torch leaves to the calling thread."""
 LOOKUP: Final = 262_144
 """Elements of a piece for table lookups, which torch runs in the calling thread."""
+_VIEWS: Final = 64
+
+
+class Views(NamedTuple):
+    """Scratch as pieces of one shape: numpy arrays shaped, torch tensors flat unless said."""
+
+    narrow: Bits
+    narrow_tensor: torch.Tensor | None
+    wide: Bits
+    wide_tensor: torch.Tensor
+    wide_shaped: torch.Tensor
+    codes: Bits
+    codes_tensor: torch.Tensor
+    indices: Bits
+    index_tensor: torch.Tensor
+    looked_up: torch.Tensor
 
 
 @final
@@ -44,6 +63,7 @@ class Scratch:
         self.narrow_pairs_tensor = narrow.view(torch.int32)
         self.codes = np.zeros(LOOKUP, np.uint8)
         self.codes_tensor = torch.from_numpy(self.codes)
+        self.fp8_tensors = {name: self.codes_tensor.view(getattr(torch, name)) for name in FORMATS}
         self.index = np.zeros(LOOKUP, np.int32)
         self.index_tensor = torch.from_numpy(self.index)
         self.encode_table = np.zeros(65536, np.uint8)
@@ -51,6 +71,42 @@ class Scratch:
         self.decode_table = np.zeros(65536, np.uint32)
         self.decode_table_tensor = torch.from_numpy(self.decode_table.view(np.int32))
         self._scales = np.zeros(0, np.float32)
+        self._views: dict[tuple[object, ...], Views] = {}
+
+    def views(self, shape: tuple[int, ...], dtype: str, form: str, *, paired: bool) -> Views:
+        """The scratch seen as pieces of one shape; kept, since making a view costs as a cast does.
+
+        Args:
+            shape: of the values.
+            dtype: of the values.
+            form: of the codes.
+            paired: codes are looked up two by two along the last axis.
+        """
+        key = (shape, dtype, form, paired)
+        known = self._views.get(key)
+        if known is None:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            known = self._views[key] = self._make_views(shape, dtype, form, paired=paired)
+        return known
+
+    def _make_views(self, shape: tuple[int, ...], dtype: str, form: str, *, paired: bool) -> Views:
+        count = math.prod(shape)
+        looked_up = (*shape[:-1], shape[-1] // 2) if paired else shape
+        half = math.prod(looked_up)
+        narrow = self.narrow_tensors.get(dtype)
+        return Views(
+            narrow=self.narrow[:count].reshape(shape),
+            narrow_tensor=None if narrow is None else narrow[:count],
+            wide=self.wide[:count].reshape(shape),
+            wide_tensor=self.wide_tensor[:count],
+            wide_shaped=self.wide_tensor[:count].view(shape),
+            codes=self.codes[:count].reshape(shape),
+            codes_tensor=self.fp8_tensors[form][:count],
+            indices=self.index[:half].reshape(looked_up),
+            index_tensor=self.index_tensor[:half],
+            looked_up=(self.pairs_tensor if paired else self.wide_tensor)[:half],
+        )
 
     def scales(self, count: int) -> npt.NDArray[np.float32]:
         """Room for `count` scales; grows to the largest number asked for."""

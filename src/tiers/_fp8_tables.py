@@ -33,6 +33,7 @@ class Fp8Format:
         mantissa_bits: width of the mantissa.
         bias: subtracted from a stored exponent.
         largest: largest finite magnitude.
+        top: its code.
         nan: the code that NaN is encoded to.
     """
 
@@ -41,7 +42,13 @@ class Fp8Format:
     mantissa_bits: int
     bias: int
     largest: float
+    top: int
     nan: int
+
+    @property
+    def smallest(self) -> float:
+        """Smallest magnitude above zero."""
+        return math.ldexp(1.0, 1 - self.bias - self.mantissa_bits)
 
     def value(self, code: int) -> float:
         """What a code stands for."""
@@ -65,9 +72,9 @@ FORMATS: Final[Mapping[str, Fp8Format]] = MappingProxyType(
     {
         known.name: known
         for known in (
-            Fp8Format("float8_e4m3fn", 4, 3, 7, 448.0, 0x7F),
-            Fp8Format("float8_e5m2", 5, 2, 15, 57344.0, 0x7F),
-            Fp8Format("float8_e4m3fnuz", 4, 3, 8, 240.0, 0x80),
+            Fp8Format("float8_e4m3fn", 4, 3, 7, 448.0, 0x7E, 0x7F),
+            Fp8Format("float8_e5m2", 5, 2, 15, 57344.0, 0x7B, 0x7F),
+            Fp8Format("float8_e4m3fnuz", 4, 3, 8, 240.0, 0x7F, 0x80),
         )
     }
 )

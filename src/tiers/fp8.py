@@ -129,6 +129,8 @@ def _peaks(values: Bits, kept: tuple[bool, ...], team: Team, *, infinity: int | 
     if not values.size:
         return out
     boxes = split_shape(values.shape, kept, min(team.threads, values.size // _PEAK_SHARE))
+    if len(boxes) == 1:
+        return _peaks_of(values, kept, team, infinity=infinity)
     tasks = [
         functools.partial(_peaks_of, values[box], kept, team, infinity=infinity) for box in boxes
     ]
@@ -153,7 +155,7 @@ def _peaks_of(values: Bits, kept: tuple[bool, ...], team: Team, *, infinity: int
                 found[found >= infinity] = 0
             for axis, keep in enumerate(kept):
                 if not keep:
-                    found = found.max(axis=axis, keepdims=True)
+                    found = np.maximum.reduce(found, axis=axis, keepdims=True)
             target = out[scale_box(box, kept)]
             np.maximum(target, found, out=target)
     return out

@@ -47,8 +47,8 @@ def job(values: Any, codes: Any, scale: float, dtype: str, form: Fp8Format) -> J
 @pytest.fixture(params=["lookup", "wide"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     group = 1 if request.param == "lookup" else 1 << 60
-    monkeypatch.setattr(_fp8_cast, "ENCODE_GROUP", group)
-    monkeypatch.setattr(_fp8_cast, "DECODE_GROUP", group)
+    monkeypatch.setattr(_fp8_cast, "ENCODE_RUN", group)
+    monkeypatch.setattr(_fp8_cast, "DECODE_RUN", group)
     return str(request.param)
 
 

@@ -97,6 +97,8 @@ def test_printed_values(name: str) -> None:
     finite = decode_table(name)[np.isfinite(decode_table(name))]
     assert form.largest == finite.max() == -finite.min()
     assert math.isnan(decode_table(name)[form.nan])
+    assert decode_table(name)[form.top] == form.largest
+    assert decode_table(name)[1] == form.smallest
 
 
 @pytest.mark.parametrize("name", FORMATS)
