@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
+from tiers._folder import SHARDS
 from tiers._form import Placement
 from tiers._index import Entry
 from tiers._residency import Change
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None]
 
-STEPS: Final = 256
 AT_ONCE: Final = 2
 
 
@@ -35,7 +35,7 @@ class Recovery:
     Args:
         core: the store's state.
         disk: the tier.
-        progress: called with steps done and steps in all.
+        progress: called with shards done and shards in all.
 
     Attributes:
         adopted: pages taken over.
@@ -79,15 +79,16 @@ class Recovery:
         if not op.settled:
             return
         self._active -= 1
-        self._done += 1
         if op.state is State.COMPLETED:
             assert isinstance(op.work, Launch)  # noqa: S101 - it is one of our steps
-            for found in findings(self._disk, op.work).whole:
-                self._adopt(found)
+            for shard in findings(self._disk, op.work):
+                self._done += 1
+                for found in shard.whole:
+                    self._adopt(found)
         else:
             self.error = self.error or op.error
         if self._progress is not None:
-            self._progress(self._done, STEPS)
+            self._progress(self._done, len(SHARDS))
 
     def _adopt(self, found: Found) -> None:
         """Take over one file; of two of one key the second goes."""

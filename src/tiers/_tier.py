@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from tiers._errors import CapacityExceeded, TierError
 from tiers._residency import Change, Residency, change
+from transfer._errors import IllegalTransition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,8 +82,10 @@ class Slot:
         Raises:
             IllegalTransition: a report about a place that is past it.
         """
+        after = self.residency
         for event in events:
-            self.residency = change(self.residency, event)
+            after = change(after, event)
+        self.residency = after
 
 
 class TierCounts(NamedTuple):
@@ -209,6 +212,16 @@ class Account:
         self._bytes[before] -= slot.charged
         if slot.residency is not Residency.ABSENT:
             self._bytes[slot.residency] += slot.charged
+
+    def withdraw(self, slot: Slot) -> None:
+        """Move a place that was never published towards being freed.
+
+        Raises:
+            IllegalTransition: it is past that.
+        """
+        if slot.residency is not Residency.FILLING:
+            raise IllegalTransition(f"{slot!r} is withdrawn: expected one that is filling")
+        self.apply(slot, Change.FAIL, Change.QUIET)
 
     def counts(self) -> TierCounts:
         """See `Tier.counts`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Final, Literal, final
 
 from tiers._folder import SHARDS, Folder, Found, Kind, Name, Scan
 from tiers._residency import Change
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from transfer._work import Sync, Work
 
     Durability = Literal["none", "data", "full"]
+
+
+STEP_SHARDS: Final = 32
+STEP_FILES: Final = 512
+"""What one step of a recovery looks through at most, but for one large shard."""
 
 
 @final
@@ -94,12 +100,17 @@ class DiskTier:
         self.folder.close()
 
     def scan(self) -> Iterator[Launch]:
-        """Recovery in steps: run each on an engine, then hand its findings to `adopt`."""
-        for shard in SHARDS:
-            yield Launch(_Step(self, shard))
+        """Recovery in steps: run each on an engine, then hand its findings to `adopt`.
+
+        A step looks through a few shards, or through one that is large; steps may run side by side.
+        Take the next one only when there is room to run it: what it looks through is then decided.
+        """
+        todo = deque(SHARDS)
+        while todo:
+            yield Launch(_Step(self, todo))
 
     def scan_all(self) -> Iterator[Scan]:
-        """The same, blocking, step by step."""
+        """The same, blocking, shard by shard."""
         for shard in SHARDS:
             yield self._scanned(self.folder.scan(shard))
 
@@ -174,7 +185,7 @@ class DiskTier:
 
     def withdraw(self, slot: Slot) -> Sequence[Work]:
         """See `Tier.withdraw`. A write that failed may have left either name."""
-        self._account.apply(slot, Change.FAIL, Change.QUIET)
+        self._account.withdraw(slot)
         name = _ours(slot).name
         paths = (self.folder.path(name._replace(temporary=True)), self.folder.path(name))
         return [FileRemove(path, missing_ok=True) for path in paths]
@@ -201,21 +212,28 @@ class DiskTier:
 
 @final
 class _Step:
-    """One shard's look, for a `Launch`; keeps what it found."""
+    """A look through some shards, for a `Launch`; keeps what it found."""
 
-    def __init__(self, tier: DiskTier, shard: str) -> None:
+    def __init__(self, tier: DiskTier, todo: deque[str]) -> None:
         self._tier = tier
-        self._shard = shard
-        self.found = Scan()
+        self._todo = todo
+        self.found: list[Scan] = []
 
     def __call__(self) -> None:
-        self.found = self._tier.folder.scan(self._shard)
+        files = 0
+        while self._todo and len(self.found) < STEP_SHARDS and files < STEP_FILES:
+            try:
+                shard = self._todo.popleft()  # atomic: no two steps get the same shard
+            except IndexError:
+                return
+            self.found.append(self._tier.folder.scan(shard))
+            files += len(self.found[-1].whole)
 
 
-def findings(tier: DiskTier, step: Launch) -> Scan:
-    """What a completed step of `DiskTier.scan` found; its leftovers are counted once."""
+def findings(tier: DiskTier, step: Launch) -> list[Scan]:
+    """What a completed step of `DiskTier.scan` found, by shard; its leftovers are counted once."""
     assert isinstance(step.fn, _Step)  # noqa: S101 - only our own steps are asked for
-    return tier._scanned(step.fn.found)
+    return [tier._scanned(found) for found in step.fn.found]
 
 
 def _ours(slot: Slot) -> DiskSlot:

@@ -150,7 +150,7 @@ class HostTier:
 
     def withdraw(self, slot: Slot) -> Sequence[Work]:
         """See `Tier.withdraw`. Nothing is to be done but to give the block back."""
-        self._account.apply(slot, Change.FAIL, Change.QUIET)
+        self._account.withdraw(slot)
         return ()
 
     def evict(self, slot: Slot) -> Sequence[Work]:

@@ -143,7 +143,7 @@ class KVStore:
         """Take the folder and begin to look through it; the store works from now on.
 
         Args:
-            progress: called with steps of the look done, and steps in all.
+            progress: called with parts of the folder looked through, and parts in all.
 
         Raises:
             TierBusy: another writer has the folder.

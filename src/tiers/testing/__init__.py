@@ -8,10 +8,12 @@ from tiers.testing._blobs import (
     sample_source,
 )
 from tiers.testing._codec import check_codec
+from tiers.testing._tier import check_tier
 
 __all__ = [
     "IDENTITY",
     "check_codec",
+    "check_tier",
     "sample_blob",
     "sample_codecs",
     "sample_page",
