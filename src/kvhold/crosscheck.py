@@ -20,7 +20,7 @@ from rich.table import Table
 from kvhold._output import show
 from kvhold._peer import LMCACHE, Peer, build
 from tiers.codec import BLOB, V1Codec
-from tiers.format import Strings, V1Scope
+from tiers.format import FormatError, Strings, V1Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +129,10 @@ def differences(folder: Path, number: int, case: Case) -> list[str]:
     into = {"value": torch.zeros_like(value)} | (
         {"key": torch.zeros_like(key)} if case.keys else {}
     )
-    case.codec().decode({BLOB: theirs}, into)
+    try:
+        case.codec().decode({BLOB: theirs}, into)
+    except FormatError as error:
+        return [f"we refuse theirs: {error}"]
     checks = {
         "blobs": theirs == (folder / f"{number}.ours").read_bytes(),
         "values": raw(into["value"]) == (folder / f"{number}.value").read_bytes(),
