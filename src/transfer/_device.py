@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -78,6 +78,15 @@ class Device(Protocol):
 
     def finish(self, fence: Fence, stream: object | None) -> None:
         """Let the fence of an `External` signal once `stream` has done what is queued now."""
+        ...
+
+
+@runtime_checkable
+class InstantDevice(Protocol):
+    """A device that can do small work inside a call, so that there is no end to wait for."""
+
+    def instant(self, work: Work) -> bool:
+        """Do `work` now, on the calling thread, and return True; or touch nothing, and False."""
         ...
 
 

@@ -132,8 +132,9 @@ async def leave_owned(op: Operation, ledger: Ledger, reaper: Reaper, *, leave: b
 def mend(ledger: Ledger, lanes: list[Lane]) -> None:
     """Take up what an interrupt left half-done, since nobody else will.
 
-    An operation that is prepared with nothing before it was struck between its holds and its
-    posting: nobody has it in hand. One in flight without a fence was struck while posting.
+    An operation that is prepared with nothing before it that will post it was struck between its
+    holds and its posting: nobody has it in hand. One in flight without a fence was struck while
+    posting.
     """
     live = [op for lane in lanes for op in lane.live]
     for op in dict.fromkeys([*live, *(earlier for op in live for earlier in op.before)]):
@@ -141,9 +142,10 @@ def mend(ledger: Ledger, lanes: list[Lane]) -> None:
             ledger._finish(op)
     ledger.advance()
     for op in live:
-        if op.state is State.PREPARED and not op.before:
-            ledger.cancel(op)
-        elif op.state is not State.PREPARED and op.fence is None and op.parked is None:
+        if op.state is State.PREPARED:
+            if not any(op in earlier.after for earlier in op.before):
+                ledger.cancel(op)
+        elif op.fence is None and op.parked is None:
             ledger.lose(op, KeyboardInterrupt("struck while it was posted"))
 
 

@@ -11,6 +11,7 @@ from transfer import _drain
 from transfer._drain import wait_decided
 from transfer._errors import EngineClosed, NotPosted, WouldBlock
 from transfer._home import Home
+from transfer._instant import done_at_once
 from transfer._ledger import Ledger
 from transfer._operation import Operation, Transition
 from transfer._reaper import Reaper
@@ -41,8 +42,7 @@ class Engine:
         devices: each kind of work and memory resolves to exactly one of them.
         in_flight_max: operations admitted per device, prepared ones included.
         in_flight_bytes_max: bytes admitted per device; a larger single operation goes alone.
-        quarantine_bytes_max: past this many quarantined bytes a device accepts no new work; no
-            bound when None.
+        quarantine_bytes_max: past this many quarantined bytes a device accepts no new work.
         drain_deadline: seconds that leaving waits before it gives up on what is still in flight.
         trace: called with every `Transition`; its exceptions are counted and never matter.
         name: for messages and the names of things.
@@ -249,12 +249,16 @@ class Engine:
             CompletionLost: its end cannot be learnt; replaces a cancellation that was held back.
             BadWork, LeaseError, SubmitError, DevicePoisoned, EngineClosed: as for `submit`.
         """
+        nothing = after is UNSET or (isinstance(after, tuple) and not after)
+        if nothing and done_at_once(self._ledger, self._lane(work), work):
+            await anyio.lowlevel.checkpoint()
+            return
         owned: list[Operation] = []
         try:
             await self._submit(work, after, name, owned)
             await wait_decided(owned[0])
         finally:
-            if owned and not owned[0].decided:
+            if owned and not owned[0].settled:
                 await _drain.leave_owned(owned[0], self._ledger, self._reaper, leave=leave)
         owned[0].raise_outcome()
 
@@ -267,23 +271,20 @@ class Engine:
         names: Iterable[str] | None = None,
         leave: bool = False,
     ) -> None:
-        """Copy blocks into as many others; `run` of a `Copy`.
-
-        Args:
-            src: blocks to read.
-            dst: blocks to write.
-            after: as for `submit`.
-            names: copy these tensors only.
-            leave: as for `run`.
-        """
+        """Copy blocks of `src` into as many of `dst`; `run` of a `Copy`."""
         await self.run(Copy(src, dst, names=names), after=after, leave=leave)
 
-    def _begin(self, work: Work, after: object) -> tuple[Lane, tuple[Operation, ...]]:
-        """All that is checked and recorded at the call."""
+    def _lane(self, work: Work) -> Lane:
+        """The lane of `work`, after all checks that need no order."""
         self._home.check()
         self._check_open()
         lane = self._routing.lane_for(work)
         lane.device.check(work)
+        return lane
+
+    def _begin(self, work: Work, after: object) -> tuple[Lane, tuple[Operation, ...]]:
+        """All that is checked and recorded at the call."""
+        lane = self._lane(work)
         return lane, self._routing.predecessors(self._ledger, work, lane, after)
 
     async def _submit(self, work: Work, after: object, name: str, owned: list[Operation]) -> None:
@@ -371,8 +372,6 @@ class Engine:
         if op.fence is None:
             raise NotPosted(f"{op!r} is not posted; there is nothing to finish")
         op.lane.device.finish(op.fence, stream)
-
-    # What the ledger asks for
 
     def _left(self, lane: Lane) -> None:
         """The ledger says that an operation left the live ones of `lane`."""

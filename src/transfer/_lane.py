@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from transfer._device import InstantDevice
 from transfer._state import SETTLED, State
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Lane:
 
     Attributes:
         device: the device.
+        instant: the same, if it can do small work at once.
         live: operations that are prepared, in flight or abandoned.
         admitted: how many of them count for admission.
         nbytes: their bytes.
@@ -48,6 +50,7 @@ class Lane:
         "admitted",
         "device",
         "ended",
+        "instant",
         "live",
         "losses",
         "lost",
@@ -60,6 +63,7 @@ class Lane:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.instant = device if isinstance(device, InstantDevice) else None
         self.live: dict[Operation, None] = {}
         self.admitted = 0
         self.nbytes = 0

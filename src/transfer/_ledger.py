@@ -24,14 +24,15 @@ from transfer._fence import Completion, Fence
 from transfer._lane import Lane, Marker
 from transfer._operation import UNLINKED, Driver, Operation, Transition
 from transfer._order import (
+    Lineage,
     bequeath,
     descendants,
     inherit,
+    lineage,
     link,
     lost_reason,
     spread,
     unordered,
-    unsettled,
     written,
 )
 from transfer._state import SETTLED, Event, State
@@ -93,7 +94,7 @@ class Ledger:
                 between them is not recorded.
             WrongPool: a pool of another engine or thread.
         """
-        preds = unsettled(after) if after else {}
+        preds, met = lineage(after) if after else Lineage({}, [])
         reads, writes = work.reads, work.writes
         for handle in reads:
             self._check(work, handle, preds, writing=False)
@@ -106,7 +107,7 @@ class Ledger:
         op.holds = tuple(holds)
         if after:
             op.before = preds
-            inherit(op, after)
+            inherit(op, met)
         op.nbytes = nbytes = work.nbytes
         lane.live[op] = None
         lane.admitted += 1
@@ -123,11 +124,7 @@ class Ledger:
         self, work: Work, handle: Handle, preds: dict[Operation, None], *, writing: bool
     ) -> None:
         """Refuse what must not be held, before anything is taken."""
-        pool = handle.pool
-        if pool.user is not self._driver:
-            pool.adopt(self._driver)
-            self.pools.add(pool)
-        if not pool.book.check(handle, writing=writing):
+        if not self.contended(handle, writing=writing):
             return
         hold = unordered(handle, preds, writing=writing)
         if hold is not None:
@@ -137,11 +134,24 @@ class Ledger:
                 f"name that operation"
             )
 
+    def contended(self, handle: Handle, *, writing: bool) -> bool:
+        """Whether somebody holds a block in a way that asks for order.
+
+        Raises:
+            StaleBlock: a block's lease ended.
+            WrongPool: a pool of another engine or thread.
+        """
+        pool = handle.pool
+        if pool.user is not self._driver:
+            pool.adopt(self._driver)
+            self.pools.add(pool)
+        return pool.book.check(handle, writing=writing)
+
     def mark(self, lane: Lane, fence: Fence, covered: Iterable[Operation]) -> Operation:
         """A place in a stream, behind `covered`, as something to wait for."""
         self._serial += 1
         op = Operation(self._serial, "marker", Marker(), lane, self._driver)
-        op.before = dict.fromkeys(covered)
+        op.before = lineage(covered).waits
         inherit(op, op.before)
         op.apply(Event.SUBMIT, self.tracer)
         op.posted = True
@@ -295,8 +305,7 @@ class Ledger:
         """A device lost its context: nothing in flight on it can be learnt of any more."""
         lane.poisoned = DevicePoisoned(f"{lane.device.name}: {error}")
         lane.poisoned.__cause__ = error
-        # The newest first: each then finds nothing behind it that has not ended.
-        for op in reversed(list(lane.live)):
+        for op in list(lane.live):
             if op.state is State.PREPARED:
                 self._settle(op, Event.FAIL, DevicePoisoned(str(lane.poisoned)))
             else:
@@ -315,9 +324,12 @@ class Ledger:
     def _lost(self, op: Operation) -> None:
         """Everything that follows from being lost; may be repeated."""
         reason = lost_reason(op)
-        for later in descendants(op):
+        behind = descendants(op)
+        for later in behind:
             later.spoiled = later.spoiled or reason
-            self._ready.append(later)
+        self._ready.extend(behind)
+        # From the end: whatever is behind a doomed one is doomed, at any moment.
+        for later in reversed(behind):
             later.doomed = True
         lane = op.lane
         if not isinstance(op.work, Marker):
@@ -347,8 +359,9 @@ class Ledger:
             self._pass_on(op)
         if op.after:
             for later in op.after:
-                later.before.pop(op, None)
-                self._ready.append(later)
+                if op.posted or later.state not in SETTLED:
+                    later.before.pop(op, None)
+                    self._ready.append(later)
             op.after = UNLINKED
         if op.posted and op.before:
             op.before = UNLINKED

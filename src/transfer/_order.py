@@ -7,7 +7,7 @@ ran leaves its own predecessors in its place. Edges point to smaller serials onl
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from transfer._errors import OperationFailed
 from transfer._handle import Block
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
     from transfer._work import Work
 
 
-def unsettled(after: Iterable[Operation]) -> dict[Operation, None]:
+class Lineage(NamedTuple):
+    """What ``after=`` comes down to.
+
+    Attributes:
+        waits: the unsettled operations that have to settle first.
+        met: all that were named or stood for, ended ones included.
+    """
+
+    waits: dict[Operation, None]
+    met: list[Operation]
+
+
+def lineage(after: Iterable[Operation]) -> Lineage:
     """The operations that ``after=`` really waits for.
 
-    A settled one waits for nothing, but one that settled without ever running has bequeathed its
-    own predecessors.
+    A settled one waits for nothing, but one that settled without ever running stands for its own
+    predecessors.
     """
-    found: dict[Operation, None] = {}
-    for op in after:
+    met = list(dict.fromkeys(after))
+    known = set(met)
+    waits: dict[Operation, None] = {}
+    for op in met:
         if op.state not in SETTLED:
-            found[op] = None
+            waits[op] = None
         elif not op.posted:
-            found.update(op.before)
-    return found
-
-
-def ordered_after(preds: dict[Operation, None], earlier: Operation) -> bool:
-    """Whether work behind `preds` is ordered after `earlier`, over any number of edges."""
-    if earlier in preds:
-        return True
-    seen = set()
-    stack = list(preds)
-    while stack:
-        op = stack.pop()
-        if earlier in op.before:
-            return True
-        if op.serial > earlier.serial and op not in seen:
-            seen.add(op)
-            stack.extend(op.before)
-    return False
+            fresh = [earlier for earlier in op.before if earlier not in known]
+            known.update(fresh)
+            met.extend(fresh)
+    return Lineage(waits, met)
 
 
 def link(earlier: Operation, later: Operation) -> None:
@@ -63,15 +63,52 @@ def link(earlier: Operation, later: Operation) -> None:
 
 def unordered(handle: Handle, preds: dict[Operation, None], *, writing: bool) -> Hold | None:
     """The first hold that a newcomer behind `preds` would overlap without order, if any."""
-    for hold in handle.pool.book.conflicts(handle, writing=writing):
-        owner = hold.owner
-        if owner not in preds and not ordered_after(preds, cast("Operation", owner)):
-            return hold
-    return None
+    missing = [
+        hold
+        for hold in handle.pool.book.conflicts(handle, writing=writing)
+        if hold.owner not in preds
+    ]
+    if not missing:
+        return None
+    oldest = min(cast("Operation", hold.owner).serial for hold in missing)
+    seen = set(preds)
+    stack = list(preds)
+    while stack and missing:
+        op = stack.pop()
+        missing = [hold for hold in missing if not _behind(op, hold, handle)]
+        fresh = [earlier for earlier in op.before if earlier not in seen]
+        seen.update(fresh)
+        stack.extend(earlier for earlier in fresh if earlier.serial >= oldest)
+    return missing[0] if missing else None
+
+
+def _behind(op: Operation, hold: Hold, handle: Handle) -> bool:
+    """Whether `op` is known to be ordered behind the owner of a conflicting hold on `handle`.
+
+    So it is when it holds the same blocks itself and had to be ordered when it took them.
+    """
+    owner = cast("Operation", hold.owner)
+    if owner in op.before or owner is op:
+        return True
+    return op.serial > owner.serial and any(
+        (own.writing or hold.writing) and _same(own.handle, handle) for own in op.holds
+    )
+
+
+def _same(one: Handle, other: Handle) -> bool:
+    """Whether two handles are sure to name the same blocks."""
+    if one is other:
+        return True
+    return (
+        isinstance(one, Block)
+        and isinstance(other, Block)
+        and one.pool is other.pool
+        and one.id == other.id
+    )
 
 
 def descendants(op: Operation) -> list[Operation]:
-    """Unsettled operations ordered behind `op`, newest first, but for those that are doomed.
+    """Unsettled operations ordered behind `op`, oldest first, but for those that are doomed.
 
     Whatever is behind a doomed one is doomed too.
     """
@@ -82,13 +119,16 @@ def descendants(op: Operation) -> list[Operation]:
         if later.state not in SETTLED and later not in seen and not later.doomed:
             seen[later] = None
             stack.extend(later.after)
-    return sorted(seen, key=lambda later: -later.serial)
+    return sorted(seen, key=lambda later: later.serial)
 
 
 def bequeath(op: Operation) -> None:
-    """Give the predecessors of an operation that never ran to its successors."""
+    """Give the predecessors of an operation that never ran to its successors.
+
+    Those that have ended keep the operation itself, which stands for them: see `lineage`.
+    """
     for later in op.after:
-        for earlier in op.before:
+        for earlier in () if later.state in SETTLED else op.before:
             later.before[earlier] = None
             link(earlier, later)
 
@@ -122,12 +162,12 @@ def overwritten(work: Work, taint: Taint) -> Taint:
     return taint - written(work)
 
 
-def inherit(op: Operation, after: Iterable[Operation]) -> None:
-    """Take over what predecessors mean for a new operation, those that have ended included.
+def inherit(op: Operation, met: Iterable[Operation]) -> None:
+    """Take over what its `lineage` means for a new operation.
 
     Bytes whose lease has ended are left out: whoever has the block now has other bytes.
     """
-    for earlier in (*after, *op.before):
+    for earlier in met:
         if not earlier.taint:
             continue
         bad = frozenset(t for t in earlier.taint if t[0].book.generation[t[1]] == t[2])
@@ -163,11 +203,13 @@ def spread(op: Operation) -> list[Operation]:
         if now is not op:
             if now.decided:
                 continue
-            if reads_any(now.work, bad):
+            reads = reads_any(now.work, bad)
+            bad = bad if reads else overwritten(now.work, bad)
+            if reads:
                 readers.append(now)
+            if reads or bad <= now.taint:  # what it has, it has passed on
                 now.taint |= bad
                 continue
-            bad = overwritten(now.work, bad)
             now.taint |= bad
         for later in now.after if bad else ():
             if later not in reached:

@@ -143,7 +143,7 @@ class Launch:
         stream: run in this stream of the device instead of one of the device's own.
     """
 
-    fn: Callable[..., None]
+    fn: Callable[..., object]
     reads: tuple[Handle, ...]
     writes: tuple[Handle, ...]
     on: str
@@ -152,7 +152,7 @@ class Launch:
 
     def __init__(
         self,
-        fn: Callable[..., None],
+        fn: Callable[..., object],
         *,
         reads: Iterable[HandleLike] = (),
         writes: Iterable[HandleLike] = (),

@@ -124,6 +124,13 @@ class HostDevice(WorkerDevice):
                 workers.put(Job(fence, work, parts, brief=nbytes <= _BRIEF_BYTES), hands=hands)
         return fence
 
+    def instant(self, work: Work) -> bool:
+        """Do a small copy now, on the calling thread."""
+        if not isinstance(work, Copy) or not self._inline(work, work.nbytes):
+            return False
+        _copy_inline(work)
+        return True
+
     def _inline(self, work: Copy, nbytes: int) -> bool:
         rows = len(work.runs.rows) * len(work.src)
         return nbytes <= self.inline_bytes_max and rows <= _INLINE_ROWS_MAX
