@@ -7,6 +7,7 @@ left running behind it, whichever task failed.
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar, final
@@ -53,11 +54,15 @@ class Team:
         self._idle: list[Workspace] = []
         self._helpers: ThreadPoolExecutor | None = None
         self._process = os.getpid()
+        self._lock = threading.Lock()
 
     @contextmanager
     def workspace(self) -> Iterator[Workspace]:
         """A workspace that no other thread has."""
-        found = self._idle.pop() if self._idle else Workspace()
+        try:
+            found = self._idle.pop()
+        except IndexError:  # asked for, not looked at first: another thread may take the last one
+            found = Workspace()
         try:
             yield found
         finally:
@@ -76,15 +81,19 @@ class Team:
             futures += [self._executor().submit(task) for task in tasks[1:]]
             first = tasks[0]()
         finally:
-            wait(futures)
+            try:
+                wait(futures)
+            finally:
+                wait(futures)  # an interrupt of the first wait does not leave work behind either
         return [first, *(future.result() for future in futures)]
 
     def _executor(self) -> ThreadPoolExecutor:
         """The helpers; new ones in a forked child, where the parent's do not exist."""
-        if self._helpers is None or self._process != os.getpid():
-            self._process = os.getpid()
-            self._helpers = ThreadPoolExecutor(self.threads - 1, "kvhold-codec")
-        return self._helpers
+        with self._lock:
+            if self._helpers is None or self._process != os.getpid():
+                self._process = os.getpid()
+                self._helpers = ThreadPoolExecutor(self.threads - 1, "kvhold-codec")
+            return self._helpers
 
     def close(self) -> None:
         """End the helpers; the team can be used again."""

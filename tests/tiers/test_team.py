@@ -1,8 +1,12 @@
 import os
+import sys
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 
 import pytest
 
+from tiers import _team
 from tiers._team import Team, Workspace
 
 
@@ -60,6 +64,54 @@ def test_workspaces_are_kept_and_never_shared() -> None:
     with team.workspace() as again:
         assert isinstance(again, Workspace)
         assert again.of(Room) in {room, second.of(Room)}
+
+
+def test_an_interrupt_while_waiting_does_not_leave_work_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, ended = threading.Event(), []
+
+    def late() -> None:
+        gate.wait()
+        ended.append(1)
+
+    def interrupted(futures: Sequence[Future[None]]) -> object:
+        if not gate.is_set():
+            gate.set()
+            raise KeyboardInterrupt
+        return wait(futures)
+
+    monkeypatch.setattr(_team, "wait", interrupted)
+    with Team(2) as team:
+        with pytest.raises(KeyboardInterrupt):
+            team.run([lambda: None, late])
+        assert ended == [1]
+
+
+def test_workspaces_are_taken_by_many_threads_at_once() -> None:
+    team = Team()
+    taken: set[int] = set()
+    doubles: list[int] = []
+
+    def work() -> None:
+        for _ in range(300):
+            with team.workspace() as space:
+                if id(space) in taken:
+                    doubles.append(1)
+                taken.add(id(space))
+                taken.remove(id(space))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert doubles == []
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
