@@ -60,7 +60,7 @@ def post(op: Operation, waits: Sequence[Fence], fences: dict[Fence, Operation]) 
     return Posted()
 
 
-def attempt(function: Callable[..., None], *args: object) -> Exception | None:
+def attempt(function: Callable[..., object], *args: object) -> Exception | None:
     """Call a user's function; the exception that it raised, if it raised one."""
     try:
         function(*args)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from transfer._work import Route, Work
 
-    Part = Callable[[], None]
+    Part = Callable[[], object]
 
 HOLD_NS: Final = 1_000_000
 """Nanoseconds for which a worker may keep a posted completion without waking the loop."""
