@@ -17,7 +17,7 @@ from transfer._cuda_api import CudaError
 from transfer._cuda_driver import CudaDriver
 from transfer._errors import TransferError, WrongPool
 from transfer._memory import Pool
-from transfer._storage import PAGE, MappedStorage, Plane, keep_for_ever
+from transfer._storage import PAGE, MappedStorage, Plane, _kept, keep_for_ever
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,6 +156,8 @@ class PinnedStorage(MappedStorage):
         if node is not None and (reason := bind(self._address, whole, node)):
             self._notes.append(f"not bound to NUMA {reason}")
             node = None
+        # Nobody may unmap it by forgetting the pool: what is page-locked is unlocked before.
+        keep_for_ever(self)
         self._register(whole, progress)
         page, nodes = account(self._address)
         self.placement = Placement(
@@ -190,8 +192,7 @@ class PinnedStorage(MappedStorage):
             except CudaError as error:
                 limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
                 bound = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
-                if self._unregister():
-                    super().close()
+                self._give_back()
                 raise PinFailed(
                     f"page-locking {size} bytes behind {start} of {whole} failed: {error}; the "
                     f"limit on locked memory (ulimit -l) is {bound}"
@@ -200,8 +201,8 @@ class PinnedStorage(MappedStorage):
             if progress is not None:
                 progress(start + size, whole)
 
-    def _unregister(self) -> bool:
-        """Undo registrations, last first; whether all are undone."""
+    def _give_back(self) -> None:
+        """Undo registrations, last first, then unmap; one that stays keeps the mapping."""
         while self._registered:
             try:
                 self._driver.unregister(self._registered[-1])
@@ -213,19 +214,20 @@ class PinnedStorage(MappedStorage):
                     self._address,
                     error,
                 )
-                keep_for_ever(self)
-                return False
+                return
             self._registered.pop()
-        return True
+        _kept.remove(self)
+        super().close()
 
     def close(self) -> None:
         """Undo the registrations, then unmap; never unmap what is still registered."""
         if self._pid != os.getpid():
             # A forked child shares the mapping; the registrations are its parent's.
+            _kept.remove(self)
             super().close()
             return
-        if self._unregister():
-            super().close()
+        with self._driver.scope():
+            self._give_back()
 
 
 @final

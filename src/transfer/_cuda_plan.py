@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
@@ -55,6 +55,14 @@ class CopyTable:
     origin: str
     rates: tuple[Rate, ...]
     base: tuple[tuple[Way, float], ...]
+    _lines: dict[tuple[Way, bool], list[tuple[int, float]]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        for rate in sorted(self.rates, key=lambda r: r.fragment):
+            lines = self._lines.setdefault((rate.way, rate.outward), [])
+            lines.append((rate.fragment, rate.rate))
 
     def seconds(self, way: Way, nbytes: int, fragment: float, *, outward: bool) -> float:
         """Time for `nbytes` in pieces of `fragment` bytes; infinite for a way not in the table.
@@ -62,9 +70,7 @@ class CopyTable:
         Between two measured sizes the time of one piece is interpolated, as pieces of different
         sizes differ by a constant and a rate.
         """
-        lines = sorted(
-            (r.fragment, r.rate) for r in self.rates if r.way is way and r.outward is outward
-        )
+        lines = self._lines.get((way, outward))
         if not lines:
             return math.inf
         size = max(fragment, 1.0)
@@ -81,7 +87,8 @@ class CopyTable:
 
     def dump(self) -> str:
         """The table as JSON."""
-        return json.dumps(asdict(self), indent=1)
+        rates = [asdict(rate) for rate in self.rates]
+        return json.dumps({"origin": self.origin, "rates": rates, "base": self.base}, indent=1)
 
     @classmethod
     def parse(cls, text: str) -> CopyTable:

@@ -86,6 +86,14 @@ def _starter(tools: Tools, job: Job, stream: Any, units: int) -> Callable[..., N
 def singles(lane: Lane, job: Job, pipe: CopyPipeline) -> Iterator[int]:
     """One driver copy for each fragment."""
     entered = lane.enter(job, lane.moves)
+    if pipe.blocks * pipe.runs <= SINGLES:
+        few = pipe.single_pieces()
+        for target, source, size in few:
+            lane.driver.copy(target, source, size, lane.moves)
+            job.touched = True
+        yield entered + len(few)
+        yield from _end_on_kernels(lane)
+        return
     for pieces in _fragments(pipe):
         for start in range(0, len(pieces.nbytes), SINGLES):
             part = slice(start, start + SINGLES)

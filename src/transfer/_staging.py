@@ -176,6 +176,68 @@ class Pipeline:
 
 
 @final
+class SlotImage:
+    """How some byte runs of a slot lie in a staging area: as in the slot, less what lies before.
+
+    Args:
+        host: pool of the slots.
+        offset: where each run starts in its slot.
+        nbytes: length of each run.
+
+    Attributes:
+        place: where each run starts in the staging area of its block.
+        step: bytes of a block in the staging area.
+    """
+
+    def __init__(self, host: Pool, offset: Int64Array, nbytes: Int64Array) -> None:
+        low = int(offset.min()) // 16 * 16 if len(offset) else 0
+        end = int((offset + nbytes).max(initial=low))
+        self.step = max(16, -(-(end - low) // 16) * 16)
+        self.place: Int64Array = offset - low
+        order = np.argsort(offset, kind="stable")
+        segments = merge(Pieces(offset[order], offset[order], nbytes[order]))
+        self._at = segments.dst
+        self._place = segments.dst - low
+        self._nbytes = segments.nbytes
+        plane = host.storage.planes[0]
+        self._host_at, self._host_step = plane.address, plane.stride
+        self._cut = int(getattr(host.storage, "registration_bytes", 0))
+        self.segments = len(segments.nbytes)
+        self._bytes = int(nbytes.sum())
+        # Whether slots that follow one another are one run of bytes, in staging too.
+        self._solid = self.segments == 1 and self._bytes == self._host_step == self.step
+
+    def fragment(self, ids: Int64Array) -> float:
+        """Mean bytes of a piece of these slots, registrations left aside."""
+        count = len(ids)
+        pieces = self.segments * count
+        if self._solid and count > 1:
+            pieces -= int(np.count_nonzero(ids[1:] - ids[:-1] == 1))
+        return self._bytes * count / max(pieces, 1)
+
+    def pieces(self, ids: Int64Array, staging: int, step: int, *, outward: bool) -> Pieces:
+        """Slots of some ids against a staging area with a block every `step` bytes."""
+        count = len(ids)
+        if self._solid and step == self.step and count and int(ids[-1]) - int(ids[0]) == count - 1:
+            start = int(ids[0]) * self._host_step
+            whole = count * step
+            same = not self._cut or start // self._cut == (start + whole - 1) // self._cut
+            if same and (count < 3 or bool((ids[1:] > ids[:-1]).all())):
+                ends = np.array([[self._host_at + start], [staging], [whole]], dtype=np.int64)
+                return Pieces(ends[0], ends[1], ends[2]) if outward else Pieces(ends[1], *ends[::2])
+        host = (self._host_at + ids[:, None] * self._host_step + self._at).ravel()
+        local = np.arange(len(ids), dtype=np.int64)[:, None] * step
+        area = (staging + local + self._place).ravel()
+        nbytes = np.broadcast_to(self._nbytes, (len(ids), len(self._nbytes))).ravel()
+        pieces = Pieces(host, area, nbytes) if outward else Pieces(area, host, nbytes)
+        return merge(pieces, self.registration(host))
+
+    def registration(self, host: Int64Array) -> Int64Array | None:
+        """Which registration each host address is in: one DMA may not cross into the next."""
+        return (host - self._host_at) // self._cut if self._cut else None
+
+
+@final
 class CopyTables:
     """What all copies from one pool to another have in common.
 
@@ -188,37 +250,28 @@ class CopyTables:
     def __init__(self, src: Pool, dst: Pool, runs: Runs) -> None:
         self.runs = runs
         self.outward = dst.kind == "host"
-        self._src_at, self._src_step = _sides(src, runs.src_plane, runs.src_offset)
-        self._dst_at, self._dst_step = _sides(dst, runs.dst_plane, runs.dst_offset)
+        self._src_at, self._src_step = sides(src, runs.src_plane, runs.src_offset)
+        self._dst_at, self._dst_step = sides(dst, runs.dst_plane, runs.dst_offset)
         self.tiles = Tiles.of(
             (self._src_at, self._src_step), (self._dst_at, self._dst_step), runs.nbytes
         )
         self.has_host = "host" in (src.kind, dst.kind)
+        self.rows = len(self.tiles.rows)
         if self.has_host:
             self._stage(dst if self.outward else src)
+            self.rows = max(self.rows, len(self.staged.rows))
 
     def _stage(self, host: Pool) -> None:
         """Place the runs in a staging area as they lie in the slot, less what lies before."""
         runs = self.runs
         offset = runs.dst_offset if self.outward else runs.src_offset
-        low = int(offset.min(initial=1 << 62)) // 16 * 16 if len(offset) else 0
-        end = int((offset + runs.nbytes).max(initial=low))
-        self.step = max(16, -(-(end - low) // 16) * 16)
-        place = offset - low
-        steps = np.full_like(place, self.step)
+        self.image = image = SlotImage(host, offset, runs.nbytes)
+        steps = np.full_like(image.place, image.step)
         if self.outward:
-            src, dst = (self._src_at, self._src_step), (place, steps)
+            src, dst = (self._src_at, self._src_step), (image.place, steps)
         else:
-            src, dst = (place, steps), (self._dst_at, self._dst_step)
+            src, dst = (image.place, steps), (self._dst_at, self._dst_step)
         self.staged = Tiles.of(src, dst, runs.nbytes)
-        order = np.argsort(offset, kind="stable")
-        segments = merge(Pieces(offset[order], offset[order], runs.nbytes[order]))
-        self.segment_at = segments.dst
-        self.segment_place = segments.dst - low
-        self.segment_bytes = segments.nbytes
-        plane = host.storage.planes[0]
-        self.host_at, self.host_step = plane.address, plane.stride
-        self.host_cut = int(getattr(host.storage, "registration_bytes", 0))
 
     def fragments(self, src: Int64Array, dst: Int64Array) -> Pieces:
         """Every run of some blocks, by their ids, joined where both sides go on."""
@@ -227,25 +280,11 @@ class CopyTables:
         to = self._dst_at + dst[:, None] * self._dst_step
         nbytes = np.broadcast_to(self.runs.nbytes, shape)
         host = (to if self.outward else from_).ravel()
-        return merge(Pieces(to.ravel(), from_.ravel(), nbytes.ravel()), self._registrations(host))
-
-    def _registrations(self, host: Int64Array) -> Int64Array | None:
-        """Which registration each host address is in: one DMA may not cross into the next."""
-        if not self.has_host or not self.host_cut:
-            return None
-        return (host - self.host_at) // self.host_cut
-
-    def segments(self, ids: Int64Array, staging: int) -> Pieces:
-        """Slots of some ids against a staging area that holds them one after the other."""
-        host = (self.host_at + ids[:, None] * self.host_step + self.segment_at).ravel()
-        local = np.arange(len(ids), dtype=np.int64)[:, None] * self.step
-        area = (staging + local + self.segment_place).ravel()
-        nbytes = np.broadcast_to(self.segment_bytes, (len(ids), len(self.segment_bytes))).ravel()
-        pieces = Pieces(host, area, nbytes) if self.outward else Pieces(area, host, nbytes)
-        return merge(pieces, self._registrations(host))
+        cut = self.image.registration(host) if self.has_host else None
+        return merge(Pieces(to.ravel(), from_.ravel(), nbytes.ravel()), cut)
 
 
-def _sides(pool: Pool, plane: Int64Array, offset: Int64Array) -> tuple[Int64Array, Int64Array]:
+def sides(pool: Pool, plane: Int64Array, offset: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Addresses in block 0 and strides of runs."""
     planes = pool.storage.planes
     at = np.array([p.address for p in planes], dtype=np.int64)
@@ -269,22 +308,44 @@ class CopyPipeline(Pipeline):
     ) -> None:
         self._tables = tables
         self._programs = programs
-        self.src_ids, self.dst_ids = _ids(src), _ids(dst)
+        self._src, self._dst = src, dst
         self.outward = tables.outward
-        self.blocks = len(self.src_ids)
+        self.blocks = len(src)
         self.nbytes = tables.runs.total * self.blocks
         self.block_words = 2
         self.runs = len(tables.runs.nbytes)
-        self.page_fragment = tables.runs.total / max(len(tables.runs.nbytes), 1)
+        self.page_fragment = tables.runs.total / max(self.runs, 1)
         self.host_fragment = self.page_fragment
         self.step = 0
-        rows = len(tables.tiles.rows)
+        self.fixed_words = tables.rows * COLUMNS
         if tables.has_host:
-            self.step = tables.step
-            rows = max(rows, len(tables.staged.rows))
-            pieces = self.pieces(0, 0, min(self.blocks, max(1, (16 << 20) // self.step)))
-            self.host_fragment = float(pieces.nbytes.mean()) if len(pieces.nbytes) else 0.0
-        self.fixed_words = rows * COLUMNS
+            self.step = tables.image.step
+            self.host_fragment = tables.image.fragment(
+                self.dst_ids if self.outward else self.src_ids
+            )
+
+    @property
+    def src_ids(self) -> Int64Array:
+        """Block ids of the sources."""
+        return _ids(self._src)
+
+    @property
+    def dst_ids(self) -> Int64Array:
+        """Block ids of the destinations."""
+        return _ids(self._dst)
+
+    def single_pieces(self) -> list[tuple[int, int, int]]:
+        """Destination, source and bytes of every run, in plain numbers: for few of them."""
+        from_, to = self._src.pool.storage.planes, self._dst.pool.storage.planes
+        return [
+            (
+                to[there].address + dst * to[there].stride + end,
+                from_[here].address + src * from_[here].stride + start,
+                nbytes,
+            )
+            for src, dst in zip(map(int, self._src.ids), map(int, self._dst.ids), strict=True)
+            for here, start, there, end, nbytes in self._tables.runs.rows
+        ]
 
     def _tiles(self, *, staged: bool) -> Tiles:
         return self._tables.staged if staged else self._tables.tiles
@@ -325,7 +386,8 @@ class CopyPipeline(Pipeline):
     def pieces(self, staging: int, first: int, count: int) -> Pieces:
         """See `Pipeline.pieces`."""
         ids = self.dst_ids if self.outward else self.src_ids
-        return self._tables.segments(ids[first : first + count], staging)
+        part = ids[first : first + count]
+        return self._tables.image.pieces(part, staging, self.step, outward=self.outward)
 
     def fragments(self, first: int, count: int) -> Pieces:
         """Pieces from pages to slots without staging."""

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any, final
-from weakref import WeakKeyDictionary
 
 from transfer._boundary import attempt
 from transfer._cuda_api import CudaError, CudaMissing, Driver
+from transfer._cuda_choice import Choice
 from transfer._cuda_driver import CudaDriver
 from transfer._cuda_kernels import Kernels, TritonKernels
 from transfer._cuda_lane import Job, Lane
 from transfer._cuda_memory import DevicePool
 from transfer._cuda_pinned import PinnedPool, Placement
-from transfer._cuda_plan import H200, CopyTable, Plan, Way, choose
+from transfer._cuda_plan import H200, CopyTable, Plan, Way
 from transfer._cuda_running import SCRATCH, Running
 from transfer._cuda_steps import (
     Tools,
     batches,
     direct,
-    portion,
     singles,
     staged_in,
     staged_out,
@@ -32,14 +31,13 @@ from transfer._cuda_streams import Visitor, identify, visitor
 from transfer._cuda_watch import CudaFence, Signals
 from transfer._errors import BadWork, CompletionLost, LayoutMismatch, SubmitError, WrongDevice
 from transfer._fence import CompletionQueue
-from transfer._staging import CopyPipeline, CopyTables, Pipeline
+from transfer._staging import CopyPipeline, Pipeline
 from transfer._work import Copy, External, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
     from transfer._fence import Fence
-    from transfer._memory import Pool
     from transfer._work import Route, Work
 
 __all__ = [
@@ -107,8 +105,7 @@ class CudaDevice:
             }
         )
         self.completions = CompletionQueue()
-        self.table = table
-        self.ways = tuple(ways)
+        self._choice = Choice(table, tuple(ways))
         self.taken: Counter[Way] = Counter()
         self._spin = spin
         self._units = multiprocessors
@@ -116,9 +113,6 @@ class CudaDevice:
         self._driver = driver
         self._kernels = kernels
         self._running: Running | None = None
-        self._tables: WeakKeyDictionary[
-            Pool, WeakKeyDictionary[Pool, dict[tuple[str, ...] | None, CopyTables]]
-        ] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<CudaDevice {self.name}>"
@@ -176,7 +170,7 @@ class CudaDevice:
                 self._check_pipeline(work.fn)
 
     def _check_pipeline(self, pipe: Pipeline) -> None:
-        if not self._pipeline_ways(pipe):
+        if not self._choice.of_pipeline(pipe, self._on()):
             raise LayoutMismatch(
                 f"{pipe!r}: a block takes {pipe.step} bytes of staging and {pipe.fixed_words} words "
                 f"of tables; {self.name} has {self._staging} bytes and {SCRATCH // 8} words"
@@ -184,48 +178,12 @@ class CudaDevice:
 
     def plan(self, work: Copy | Launch) -> Plan:
         """Which way a copy takes, what the table says it costs, and what the others would."""
-        if isinstance(work, Launch):
-            if not isinstance(work.fn, Pipeline):
-                raise BadWork(f"{work!r} is no copy: there is no way to choose")
-            return self._choose(work.fn, self._pipeline_ways(work.fn))
-        return self._choose(*self._copy_ways(work))
-
-    def _choose(self, pipe: Pipeline, ways: tuple[Way, ...]) -> Plan:
-        return choose(
-            self.table,
-            outward=pipe.outward,
-            nbytes=pipe.nbytes,
-            page_fragment=pipe.page_fragment,
-            host_fragment=pipe.host_fragment,
-            ways=ways,
-        )
-
-    def _pipeline_ways(self, pipe: Pipeline) -> tuple[Way, ...]:
-        lane = self._on().lane(outward=pipe.outward)
-        ways = []
-        if portion(pipe, lane) >= 1:
-            if pipe.step <= lane.area:
-                ways.append(Way.STAGED)
-            if pipe.direct and self._on().mapped:
-                ways.append(Way.MAPPED)
-        allowed = tuple(way for way in ways if way in self.ways)
-        return allowed or tuple(ways)
-
-    def _copy_ways(self, work: Copy) -> tuple[CopyPipeline, tuple[Way, ...]]:
-        src, dst = work.src.pool, work.dst.pool
-        found = self._tables.setdefault(src, WeakKeyDictionary()).setdefault(dst, {})
-        tables = found.get(work.names)
-        if tables is None:
-            tables = found[work.names] = CopyTables(src, dst, work.runs)
-        pipe = CopyPipeline(tables, work.src, work.dst, self._on().kernels.movers)
-        if not tables.has_host:
-            lane = self._on().inside
-            return pipe, (Way.KERNEL,) if portion(pipe, lane) >= 1 else (Way.BATCH,)
-        ways = tuple(way for way in (Way.DMA, Way.BATCH) if way in self.ways)
-        kernels = tuple(way for way in self._pipeline_ways(pipe) if way in self.ways)
-        if tables.tiles.word != 8:
-            kernels = tuple(way for way in kernels if way is not Way.MAPPED)
-        return pipe, (*ways, *kernels) or (Way.BATCH,)
+        if isinstance(work, Copy):
+            pipe, ways = self._choice.of_copy(work, self._on())
+            return self._choice.plan(pipe, ways)
+        if not isinstance(work.fn, Pipeline):
+            raise BadWork(f"{work!r} is no copy: there is no way to choose")
+        return self._choice.plan(work.fn, self._choice.of_pipeline(work.fn, self._on()))
 
     # Posting
 
@@ -257,10 +215,10 @@ class CudaDevice:
             pipe: Pipeline = work.fn
             for program in pipe.programs():
                 running.kernels.load(program)
-            way = self._choose(pipe, self._pipeline_ways(pipe)).way
+            way = self._choice.plan(pipe, self._choice.of_pipeline(pipe, running)).way
         elif isinstance(work, Copy):
-            pipe, ways = self._copy_ways(work)
-            way = ways[0] if len(ways) == 1 else self._choose(pipe, ways).way
+            pipe, ways = self._choice.of_copy(work, running)
+            way = ways[0] if len(ways) == 1 else self._choice.plan(pipe, ways).way
         else:
             raise SubmitError(f"{self.name} does not know {work!r}")
         self.taken[way] += 1

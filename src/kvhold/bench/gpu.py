@@ -1,0 +1,110 @@
+"""``python -m kvhold.bench.gpu --out DIR``: the GPU, part by part, each in a process of its own.
+
+A part that fails or outlasts its limit costs its own figures only. Every part writes one JSON file;
+`gpu.json` joins them with the conditions that they were taken under.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from kvhold.bench import gpu_cast, gpu_copy, gpu_latency, gpu_tune
+from kvhold.bench.pairs import conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Part = Callable[[bool], dict[str, Any]]
+
+PARTS: dict[str, tuple[Part, float]] = {
+    "tune": (gpu_tune.measure, 60.0),
+    "table": (gpu_tune.table, 60.0),
+    "pages": (gpu_copy.pages, 120.0),
+    "two_way": (gpu_copy.two_way, 40.0),
+    "fragments": (gpu_copy.fragments, 60.0),
+    "cast": (gpu_cast.measure, 60.0),
+    "gemm": (gpu_latency.gemm, 60.0),
+    "latency": (gpu_latency.latency, 60.0),
+}
+"""What is measured, and seconds that it may take."""
+
+
+def versions() -> dict[str, str]:
+    """What the figures depend on."""
+    import torch  # noqa: PLC0415 - import torch costs a second; the parts of this list do not all need it
+
+    found = {"python": sys.version.split()[0]}
+    for name in ("torch", "triton", "cuda-bindings", "cuda-core", "uvloop", "anyio", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "missing"
+    found["cuda"] = str(torch.version.cuda)
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(0)
+    return found
+
+
+def run_part(name: str, folder: Path, *, short: bool) -> dict[str, Any]:
+    """Run one part in a child process; its figures, or how it failed."""
+    out = folder / f"{name}.json"
+    command = [sys.executable, "-m", "kvhold.bench.gpu", "--out", str(folder), "--part", name]
+    if short:
+        command.append("--short")
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(  # noqa: S603 - this interpreter, our own module
+            command, capture_output=True, text=True, timeout=PARTS[name][1], check=False
+        )
+        problem = "" if done.returncode == 0 else (done.stdout + done.stderr)[-4000:]
+    except subprocess.TimeoutExpired as error:
+        problem = f"stopped after {error.timeout} s"
+    result: dict[str, Any] = {"seconds": round(time.perf_counter() - began, 1)}
+    if problem:
+        result["problem"] = problem
+    if out.exists():
+        result["figures"] = msgspec.json.decode(out.read_bytes())
+    return result
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")],
+    only: Annotated[str, typer.Option(help="Parts to run, separated by commas.")] = "",
+    part: Annotated[str, typer.Option(help="Run this part here, in this process.")] = "",
+    short: Annotated[bool, typer.Option(help="Fewer sizes and rounds.")] = False,
+) -> None:
+    """Measure, show, and keep the figures with the conditions they were taken under."""
+    out.mkdir(parents=True, exist_ok=True)
+    if part:
+        figures = PARTS[part][0](short)
+        (out / f"{part}.json").write_bytes(msgspec.json.encode(figures))
+        return
+    console = Console(width=160)
+    report: dict[str, Any] = {
+        "command": " ".join(sys.argv),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "versions": versions(),
+        "conditions": conditions(),
+        "short": short,
+    }
+    for name in only.split(",") if only else PARTS:
+        if name not in PARTS:
+            raise typer.BadParameter(f"{name!r}, expected some of {', '.join(PARTS)}")
+        report[name] = found = run_part(name, out, short=short)
+        console.print(f"[{name}] {found['seconds']} s {found.get('problem', '')}", markup=False)
+        for line in found.get("figures", {}).get("lines", ()):
+            console.print("  " + line, markup=False)
+        (out / "gpu.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)
