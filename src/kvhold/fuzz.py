@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tiers.codec import V1Codec, V3Codec
 
 POISON: Final = 0xEE
-LIMIT_FACTOR: Final = 64
+LIMIT_FACTOR: Final = 128
 """Address space beyond the warm child's, as a multiple of the largest valid blob."""
 _BATCH: Final = 200
 
@@ -168,8 +168,7 @@ def fuzz(seed: int, *, duration: float, inputs: int | None, tally: Tally) -> Non
     reader = Reader()
     for index, data in enumerate(reader.valid):
         reader.read(data, index // 2, sealed=False)
-    tally.largest = max(map(len, reader.valid)) + 4 * 4096
-    tally.limit = limit_memory(LIMIT_FACTOR * tally.largest)
+    tally.limit = limit_memory(LIMIT_FACTOR * max(map(len, reader.valid)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     end = time.monotonic() + duration
     with Witness(seed) as witness:
@@ -177,6 +176,7 @@ def fuzz(seed: int, *, duration: float, inputs: int | None, tally: Tally) -> Non
             witness.number = tally.tried
             data, sealed = mutate(reader.valid, rng)
             witness.data = data
+            tally.largest = max(tally.largest, len(data))
             outcome = reader.read(data, rng.randrange(len(reader.codecs)), sealed=sealed)
             tally.tried += 1
             tally.damaged += data not in reader.known
