@@ -19,7 +19,7 @@ from transfer._errors import StaleBlock
 from transfer._handle import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from transfer._extent import Int64Array
     from transfer._handle import Blocks, Handle
@@ -129,35 +129,40 @@ class Book:
             raise StaleBlock(f"blocks {handle.ids[~fresh][:8].tolist()} of {handle!r} are stale")
         return bool((self._held if writing else self._writing)[handle.ids].any())
 
-    def conflicts(self, handle: Handle, *, writing: bool) -> Iterator[Hold]:
+    def conflicts(
+        self, handle: Handle, *, writing: bool, known: Container[object] = ()
+    ) -> Iterator[Hold]:
         """Holds that a newcomer on `handle` has to be ordered after, newest first.
 
         On each block that is the newest writer and, for a newcomer that writes, every reader since.
         What came before that writer was ordered before it when its own hold was taken, so a chain
-        of thousands costs no more than its last link.
+        of thousands costs no more than its last link. A newcomer that reads needs not look past a
+        hold of an owner in `known`, which it is ordered after: that one had to be ordered too.
         """
         counts = self._held if writing else self._writing
         busy = [int(i) for i in handle.ids if counts[i]]
         seen = set()
         for block_id in busy:
             found = self._small.get(block_id, [])
-            for hold in (found,) if isinstance(found, Hold) else found[::-1]:
+            for hold in (found,) if isinstance(found, Hold) else reversed(found):
                 if (writing or hold.writing) and hold not in seen:
                     seen.add(hold)
                     yield hold
-                if hold.writing:
+                if hold.writing or (not writing and hold.owner in known):
                     break
         if self._large and busy:
             yield from self._large_conflicts(busy, writing=writing)
 
     def _large_conflicts(self, busy: list[int], *, writing: bool) -> Iterator[Hold]:
         left = np.array(busy, dtype=np.int64)
-        for hold in list(reversed(self._large)):
+        for hold in reversed(self._large):
             covered = np.isin(left, hold.handle.ids)
             if covered.any() and (writing or hold.writing):
                 yield hold
             if hold.writing:
                 left = left[~covered]
+                if not len(left):
+                    return
 
     def overlapping(self, ids: list[int]) -> Iterator[Hold]:
         """Live holds on any of `ids`, each once."""

@@ -65,7 +65,7 @@ def unordered(handle: Handle, preds: dict[Operation, None], *, writing: bool) ->
     """The first hold that a newcomer behind `preds` would overlap without order, if any."""
     missing = [
         hold
-        for hold in handle.pool.book.conflicts(handle, writing=writing)
+        for hold in handle.pool.book.conflicts(handle, writing=writing, known=preds)
         if hold.owner not in preds
     ]
     if not missing:
