@@ -210,6 +210,20 @@ def test_a_newcomer_looks_no_further_than_the_newest_writer() -> None:
         assert list(pool.book.conflicts(handle, writing=False)) == [holds[2]]
 
 
+def test_a_reader_looks_no_further_than_a_reader_that_it_follows() -> None:
+    pool = HostPool(BlockLayout.raw(8), 2)
+    block = pool.lease().handle
+    for owner, writing in (("load", True), ("first", False), ("second", False)):
+        pool.book.take(Hold(block, owner, writing))
+
+    def owners(*, writing: bool, known: set[str]) -> list[object]:
+        return [hold.owner for hold in pool.book.conflicts(block, writing=writing, known=known)]
+
+    assert owners(writing=False, known=set()) == ["load"]
+    assert owners(writing=False, known={"first"}) == []
+    assert owners(writing=True, known={"first"}) == ["second", "first", "load"]
+
+
 def test_the_search_goes_on_for_blocks_that_the_newest_writer_has_not() -> None:
     pool = HostPool(BlockLayout.raw(8), BLOCKS)
     blocks = pool.lease(2 * LARGE).handle
