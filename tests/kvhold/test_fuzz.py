@@ -71,7 +71,7 @@ def test_memory_beyond_the_limit_cannot_be_had(grab: str) -> None:
     code = (
         "import mmap, numpy, torch\n"
         "from kvhold.fuzz import Reader, limit_memory\n"
-        "Reader(); limit_memory(1 << 21)\n"
+        "reader = Reader(); limit_memory(1 << 21)\n"
         f"try:\n    {grab}\nexcept (MemoryError, RuntimeError, OSError):\n    raise SystemExit(3)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
