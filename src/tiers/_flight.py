@@ -173,6 +173,7 @@ class Flights:
             return
         self.core.counts["bytes read"] += self.form.file_bytes
         flight.entry.strikes = 0
+        self.core.reads.success()
         if not flight.raw:
             self._land(flight)
         elif not self._unpack(flight):
@@ -241,6 +242,7 @@ class Flights:
         if not isinstance(error, OSError):
             return
         if error.errno in PASSING:
+            core.reads.fault(error, core.runner.now)
             entry.strikes += 1
             if entry.strikes >= STRIKES_MAX:
                 core.fail(entry, error)

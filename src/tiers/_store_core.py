@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from transfer._engine import Engine
     from transfer._work import Work
 
+READ_FAULTS: Final = 8
+"""Reads that may fail in passing, one after the other, before lookups find nothing for a while."""
 AHEAD: Final = 16
 """Pages that are evicted at once for a put of many, where freeing takes time."""
 
@@ -82,6 +84,7 @@ class Core:
         self.shares = Shares(make_policy, dict(quotas or {}))
         self.admission = admission or Admission()
         self.monitor = Monitor("host" if disk is None else disk.name)
+        self.reads = Monitor(self.monitor.tier, verb="reads", tolerate=READ_FAULTS)
         self.runner = Runner(engine, self.pump)
         self.counts: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()

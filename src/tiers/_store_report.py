@@ -41,7 +41,8 @@ class StoreStatistics:
         read_bytes: bytes of files read.
         tiers: bytes of each tier by what they are for.
         tenants: bytes of each tenant.
-        health: of the tier that is written.
+        health: of writing to the last tier.
+        read_health: of reading from it.
         temporaries_removed: unfinished files of dead writers.
         orphans_removed: value files of dead writers.
         stuck_removals: files that could not be removed so far.
@@ -67,6 +68,7 @@ class StoreStatistics:
     tiers: Mapping[str, TierCounts]
     tenants: Mapping[str, int]
     health: Health
+    read_health: Health
     temporaries_removed: int
     orphans_removed: int
     stuck_removals: int
@@ -111,6 +113,7 @@ def observe(core: Core) -> StoreStatistics:
         tiers=MappingProxyType(tiers),
         tenants=_frozen(core.shares.used),
         health=core.monitor.health(),
+        read_health=core.reads.health(),
         temporaries_removed=disk.temporaries_removed if disk else 0,
         orphans_removed=disk.orphans_removed if disk else 0,
         stuck_removals=len(core.removals.stuck),

@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, final
 
 from tiers._residency import Residency
-from tiers._store_removals import note_fault
+from tiers._store_removals import cause_of, note_fault
 from transfer._errors import CompletionLost, LeaseError, TransferError, WouldBlock
 from transfer._state import State
+from transfer._work import Launch
 
 if TYPE_CHECKING:
     from tiers._form import Stage
@@ -27,15 +28,17 @@ class Fill:
         stage: where they are staged; None where nothing is.
         number: place of the page in its put.
         error: why the page could not be encoded.
+        lost: whether the end of its write could not be learnt.
     """
 
-    __slots__ = ("entry", "error", "number", "stage")
+    __slots__ = ("entry", "error", "lost", "number", "stage")
 
     def __init__(self, entry: Entry, stage: Stage | None, number: int) -> None:
         self.entry = entry
         self.stage = stage
         self.number = number
         self.error: BaseException | None = None
+        self.lost = False
 
 
 @final
@@ -52,6 +55,7 @@ class Writes:
 
     def __init__(self, core: Core, *, at_once: int) -> None:
         self.writing = 0
+        self._repairing = False
         self._core = core
         self._at_once = at_once
         self._queue: deque[Fill] = deque()
@@ -79,6 +83,25 @@ class Writes:
                 self._queue.appendleft(fill)
                 self._core.runner.wait_room()
                 break
+
+    def _repair(self, op: Operation) -> None:
+        """Make the folders again if one of them vanished; once at a time."""
+        cause, disk = cause_of(op), self._core.disk
+        if disk is None or self._repairing or not isinstance(cause, FileNotFoundError):
+            return
+        try:
+            work = Launch(disk.folder.repair)
+            self._core.runner.submit(work, self._repaired, name="repair")
+        except (TransferError, LeaseError):
+            return  # the next fault tries again
+        self._repairing = True
+
+    def _repaired(self, op: Operation) -> None:
+        if op.settled:
+            self._repairing = False
+            if op.state is not State.COMPLETED:
+                core = self._core
+                note_fault(op, core.faults, core.monitor, core.runner.now)
 
     def drop(self, error: BaseException) -> None:
         """Give up what waits to be written."""
@@ -119,19 +142,19 @@ class Writes:
 
     def _written(self, fill: Fill, op: Operation) -> None:
         if not op.settled:
+            fill.lost = True
             self.writing -= 1
             self._core.fail(fill.entry, _lost(op))
             return
-        if not isinstance(fill.entry.error, CompletionLost):
-            self.writing -= 1
+        self.writing -= not fill.lost
         if op.state is State.COMPLETED:
             self._core.counts["bytes written"] += self._core.form.file_bytes
             self._core.monitor.success()
             self.end_fill(fill)
         else:
-            self.end_fill(
-                fill, note_fault(op, self._core.faults, self._core.monitor, self._core.runner.now)
-            )
+            core = self._core
+            self._repair(op)
+            self.end_fill(fill, note_fault(op, core.faults, core.monitor, core.runner.now))
 
 
 def _lost(op: Operation) -> CompletionLost:

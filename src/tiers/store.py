@@ -282,7 +282,8 @@ class KVStore:
         self._check(keys)
         digests = self._bounded(keys, max_tokens)
         core = self._core
-        entries = core.index.leading(digests)
+        # A tier that fails every read costs nobody the wait: its pages are misses until a probe.
+        entries = core.index.leading(digests) if core.reads.allows(core.runner.now) else []
         core.counts["lookups"] += 1
         core.counts["hits"] += len(entries)
         core.counts["misses"] += len(digests) - len(entries)
@@ -372,8 +373,12 @@ class KVStore:
     # Looking
 
     def health(self) -> Health:
-        """Whether the tier that is written works, and why not."""
+        """Whether the last tier can be written, and why not."""
         return self._core.monitor.health()
+
+    def read_health(self) -> Health:
+        """Whether the last tier can be read, and why not."""
+        return self._core.reads.health()
 
     def pools(self) -> list[HostPool]:
         """The store's own staging memory, for looking at its counts."""

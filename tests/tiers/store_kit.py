@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 
 from tiers import (
@@ -185,6 +186,13 @@ class Calls(SystemCalls):
 
     def close(self, fd: int) -> None:
         super().close(fd)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until something holds that no event announces."""
+    with anyio.fail_after(30):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.001)
 
 
 class Rig:
