@@ -126,7 +126,7 @@ def conditions() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "kernel": platform.release(),
         "processor": models[0] if models else platform.processor(),
         "cores": len(models),
