@@ -4,9 +4,12 @@ Everything here is deterministic by seed and made to be used by programs that em
 ``Engine(FaultyDevice(HostDevice(), FaultPlan(seed=7)))`` is a program's own fault-injection test.
 """
 
+from transfer.testing._bugs import SEEDED_BUGS
 from transfer.testing._calls import FaultyCalls, Gate
 from transfer.testing._faulty import FaultyDevice, InjectedFault
-from transfer.testing._memory import KeptStorage, SimPool, SimStorage, peek, poke
+from transfer.testing._invariants import broken_invariants
+from transfer.testing._memory import KeptStorage, SimPool, SimStorage, memory_at, peek, poke
+from transfer.testing._naive import NaiveEngine
 from transfer.testing._plan import CALL_FAULTS, Fault, FaultPlan
 from transfer.testing._poison import POISON, Damage, PoisonDamaged, PoisonedPool
 from transfer.testing._sim import SimDevice
@@ -15,6 +18,7 @@ from transfer.testing._stream import SimEvent, SimFence, SimStream
 __all__ = [
     "CALL_FAULTS",
     "POISON",
+    "SEEDED_BUGS",
     "Damage",
     "Fault",
     "FaultPlan",
@@ -23,6 +27,7 @@ __all__ = [
     "Gate",
     "InjectedFault",
     "KeptStorage",
+    "NaiveEngine",
     "PoisonDamaged",
     "PoisonedPool",
     "SimDevice",
@@ -31,6 +36,8 @@ __all__ = [
     "SimPool",
     "SimStorage",
     "SimStream",
+    "broken_invariants",
+    "memory_at",
     "peek",
     "poke",
 ]

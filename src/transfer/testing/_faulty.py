@@ -50,15 +50,22 @@ class FaultyDevice:
     Args:
         inner: the device.
         plan: which call meets which fault.
+        watch: called with each fault and the work that it strikes.
 
     Attributes:
         injected: how often each fault struck.
-        broken: the fences whose work was touched by a fault.
     """
 
-    def __init__(self, inner: Device, plan: FaultPlan) -> None:
+    def __init__(
+        self,
+        inner: Device,
+        plan: FaultPlan,
+        *,
+        watch: Callable[[Fault, Work], None] | None = None,
+    ) -> None:
         self.inner = inner
         self.plan = plan
+        self._watch = watch
         self.name = inner.name
         self.routes = inner.routes
         self.ordered = inner.ordered
@@ -149,6 +156,8 @@ class FaultyDevice:
         if fault is None:
             return self.inner.enqueue(work, waits)
         self.injected[fault] += 1
+        if self._watch is not None:
+            self._watch(fault, work)
         return self._enqueue(fault, work, waits, number)
 
     @staticmethod
@@ -157,7 +166,7 @@ class FaultyDevice:
         if isinstance(work, External) or (isinstance(work, Launch) and work.stream is not None):
             return fault if fault is Fault.REFUSE else None
         if fault is Fault.PARTIAL and first_part(work, 1) is None:
-            return Fault.ERROR
+            return None
         return fault
 
     def _enqueue(self, fault: Fault, work: Work, waits: Sequence[Fence], number: int) -> Fence:

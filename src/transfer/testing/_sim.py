@@ -223,7 +223,7 @@ class SimDevice:
         """
         if not self._started:
             raise SubmitError(f"{self!r} is not started")
-        fence = SimFence(self)
+        fence = self._fence()
         before = [Wait(f) for f in waits if isinstance(f, SimFence)]
         if isinstance(work, External):
             self._external[fence] = before
@@ -237,6 +237,9 @@ class SimDevice:
             body = Moves(scatter(_runs(work), self._parts, self.random))
             self._post(self.random.choice(self._own), before, body, fence)
         return fence
+
+    def _fence(self) -> SimFence:
+        return SimFence(self)
 
     def _post(
         self, stream: SimStream, before: list[Wait], body: Moves | Call, fence: SimFence

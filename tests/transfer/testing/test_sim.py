@@ -79,7 +79,7 @@ async def test_order_is_needed_on_a_pretend_device() -> None:
 
 
 async def test_a_copy_follows_its_producer_and_the_consumer_follows_it() -> None:
-    # case 2, on CPU: the stored bytes are the producer's, not what the consumer writes later
+    # case 2 on CPU, where the stored bytes are the producer's, not what the consumer writes later
     for seed in range(20):
         device = SimDevice(seed=seed, auto=True, lanes=3)
         gpu, host = SimPool(LAYOUT, 1), PoisonedPool(LAYOUT, 1)
