@@ -21,6 +21,7 @@ MAY_BLOCK = (
     ("/transfer/_workers.py", ("close", "join")),
     ("/transfer/host.py", ("close",)),
     ("/transfer/files.py", ("close",)),
+    ("/transfer/cuda.py", ("start", "close")),
 )
 
 SEED = pytest.StashKey[int]()
