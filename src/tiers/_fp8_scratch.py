@@ -66,12 +66,22 @@ class Scratch:
         self.fp8_tensors = {name: self.codes_tensor.view(getattr(torch, name)) for name in FORMATS}
         self.index = np.zeros(LOOKUP, np.int32)
         self.index_tensor = torch.from_numpy(self.index)
-        self.encode_table = np.zeros(65536, np.uint8)
-        self.encode_table_tensor = torch.from_numpy(self.encode_table)
-        self.decode_table = np.zeros(65536, np.uint32)
-        self.decode_table_tensor = torch.from_numpy(self.decode_table.view(np.int32))
+        self._encode_tables = np.zeros((1, 65536), np.uint8)
+        self._decode_tables = np.zeros((1, 65536), np.uint32)
         self._scales = np.zeros(0, np.float32)
         self._views: dict[tuple[object, ...], Views] = {}
+
+    def encode_tables(self, rows: int) -> npt.NDArray[np.uint8]:
+        """Room for the codes of all 16-bit patterns with each of `rows` scales."""
+        if len(self._encode_tables) < rows:
+            self._encode_tables = np.zeros((rows, 65536), np.uint8)
+        return self._encode_tables[:rows]
+
+    def decode_tables(self, rows: int) -> npt.NDArray[np.uint32]:
+        """Room for the values of all pairs of codes with each of `rows` scales."""
+        if len(self._decode_tables) < rows:
+            self._decode_tables = np.zeros((rows, 65536), np.uint32)
+        return self._decode_tables[:rows]
 
     def views(self, shape: tuple[int, ...], dtype: str, form: str, *, paired: bool) -> Views:
         """The scratch seen as pieces of one shape; kept, since making a view costs as a cast does.

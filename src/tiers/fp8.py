@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from tiers._errors import AmplitudeError, NonFiniteValue
-from tiers._fp8_cast import INFINITY, Job, decode, encode
+from tiers._fp8_cast import Job, decode, encode
+from tiers._fp8_lookup import INFINITY
 from tiers._fp8_scratch import WIDE, Scratch, merge_axes, pieces, scale_box, split_shape
 from tiers._fp8_tables import FORMATS, Fp8Format, decode_table
 

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from tiers import _fp8_cast
-from tiers._fp8_cast import INFINITY, Job, decode, encode
+from tiers._fp8_cast import Job, decode, encode
+from tiers._fp8_lookup import INFINITY
 from tiers._fp8_tables import FORMATS, Fp8Format, decode_table
 from tiers._team import Team
 
@@ -46,9 +47,7 @@ def job(values: Any, codes: Any, scale: float, dtype: str, form: Fp8Format) -> J
 
 @pytest.fixture(params=["lookup", "wide"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    group = 1 if request.param == "lookup" else 1 << 60
-    monkeypatch.setattr(_fp8_cast, "ENCODE_RUN", group)
-    monkeypatch.setattr(_fp8_cast, "DECODE_RUN", group)
+    monkeypatch.setattr(_fp8_cast, "TABLE", 1 if request.param == "lookup" else 1 << 60)
     return str(request.param)
 
 
@@ -122,6 +121,30 @@ def test_odd_rows_strides_and_unaligned_memory(way: str) -> None:
     decode(Job.of(spaced[..., :7], odd, scales, kept, dtype="bfloat16", form=form), team)
     assert np.array_equal(spaced[..., :7], back)
     assert (spaced[..., 7:] == 0xEEEE).all()
+
+
+# Scales that alternate row by row, whole layers at once, more rows than are looked up together.
+@pytest.mark.parametrize("shape", [(3, 40, 4, 8), (2, 3, 17, 8), (1, 600, 16, 128)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_are_looked_up_with_their_own_scale(
+    shape: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(7)
+    form = FORMATS["float8_e4m3fn"]
+    values = rng.integers(0, 65536, shape).astype(np.uint16)
+    kept = (True, False, True, False)
+    scales = (rng.random(shape[0] * shape[2]) + 0.01).astype(np.float32)
+    found = []
+    for table in (1, 1 << 60):
+        monkeypatch.setattr(_fp8_cast, "TABLE", table)
+        codes, back = np.zeros(shape, np.uint8), np.zeros(shape, np.uint16)
+        encoding = Job.of(values, codes, scales, kept, dtype=dtype, form=form, nan=True)
+        assert encoding.tabulated == (table == 1)
+        encode(encoding, Team())
+        decode(Job.of(back, codes, scales, kept, dtype=dtype, form=form), Team())
+        found.append((codes, back))
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
 
 
 def test_threads_give_the_bytes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
