@@ -227,7 +227,7 @@ def copy_bits(source: Bits, target: Bits, team: Team) -> None:
     if not source.size:
         return
     kept = [False] * source.ndim
-    (source, target), flags = merge_axes([source, target], kept)
+    (source, target), _ = merge_axes([source, target], kept)
     parts = min(team.threads, source.nbytes // _COPY_SHARE)
-    boxes = split_shape(source.shape, flags, parts)
+    boxes = split_shape(source.shape, parts)
     team.run([functools.partial(np.copyto, target[box], source[box]) for box in boxes])

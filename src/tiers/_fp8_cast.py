@@ -111,7 +111,7 @@ class Job:
     def shares(self, team: Team) -> list[Job]:
         """One job for each thread that is worth starting."""
         parts = min(team.threads, self.values.size // SHARE)
-        return [self.at(box) for box in split_shape(self.values.shape, self.kept, parts)]
+        return [self.at(box) for box in split_shape(self.values.shape, parts)]
 
 
 def encode(job: Job, team: Team) -> None:

@@ -174,18 +174,15 @@ def pieces(shape: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
             yield (*head, slice(start, min(start + step, shape[axis - 1])), *tail)
 
 
-def split_shape(
-    shape: tuple[int, ...], kept: Sequence[bool], parts: int
-) -> list[tuple[slice, ...]]:
+def split_shape(shape: tuple[int, ...], parts: int) -> list[tuple[slice, ...]]:
     """At most `parts` boxes that cover `shape`.
 
-    Cut along an axis with scales of its own where one is long enough, since threads then share no
-    scale; else along the longest axis.
+    Cut along the first axis where it is long enough, since each box of a dense array is then one run
+    of memory; else along the longest.
     """
     if math.prod(shape) == 0 or parts < 2:
         return [tuple(slice(0, n) for n in shape)]
-    own = [i for i, keep in enumerate(kept) if keep and shape[i] >= parts]
-    axis = max(own or range(len(shape)), key=lambda i: shape[i])
+    axis = 0 if shape[0] >= parts else max(range(len(shape)), key=lambda i: shape[i])
     parts = min(parts, shape[axis])
     bounds = [shape[axis] * part // parts for part in range(parts + 1)]
     whole = [slice(0, n) for n in shape]

@@ -129,7 +129,7 @@ def _peaks(values: Bits, kept: tuple[bool, ...], team: Team, *, infinity: int | 
     out = np.zeros(shape, values.dtype)
     if not values.size:
         return out
-    boxes = split_shape(values.shape, kept, min(team.threads, values.size // _PEAK_SHARE))
+    boxes = split_shape(values.shape, min(team.threads, values.size // _PEAK_SHARE))
     if len(boxes) == 1:
         return _peaks_of(values, kept, team, infinity=infinity)
     tasks = [
