@@ -20,14 +20,17 @@ CORES_GROUP_MAX: Final = 2
 def preference(wanted: Wanted) -> tuple[str, ...]:
     """Backends by measured speed on an H200, fastest first; each may still refuse.
 
-    Memory-bound decode with one or two query heads per KV head is fastest on CUDA cores, all else
-    on tensor cores (docs/attention.md has the figures).
+    Memory-bound decode with one or two query heads per KV head is fastest on CUDA cores, with more
+    it is the Triton kernel, which keeps more of the cache on the way than FlashInfer's template
+    does; a prefill of many rows is fastest in FlashInfer's (docs/attention.md has the figures).
     """
     if wanted.device.type != "cuda":
         return ("reference",)
-    if not wanted.prefill and wanted.group <= CORES_GROUP_MAX:
-        return ("flashinfer-cores", "flashinfer", "triton", "reference")
-    return ("flashinfer", "triton", "reference")
+    if wanted.prefill:
+        return ("flashinfer", "triton", "reference")
+    if wanted.group <= CORES_GROUP_MAX:
+        return ("flashinfer-cores", "triton", "flashinfer", "reference")
+    return ("triton", "flashinfer", "reference")
 
 
 @final

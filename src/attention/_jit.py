@@ -45,6 +45,70 @@ def _tile_pages(  # noqa: PLR0917 - a device function
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _rows(
+    base: tl.tensor,
+    held: tl.tensor,
+    whole: tl.constexpr,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+) -> tl.tensor:
+    """Rows [tokens, width] at the pointers `base`; 0 where `held` is not or behind `dim`.
+
+    With `whole` every row is held: the loads of full rows have no mask then.
+    """
+    d = tl.arange(0, width)
+    if whole and dim == width:
+        return tl.load(base[:, None] + d[None, :])
+    elif dim == width:  # noqa: RET505 - Triton compiles one branch only if all are written out
+        return tl.load(base[:, None] + d[None, :], mask=held[:, None], other=0.0)
+    else:
+        return tl.load(
+            base[:, None] + d[None, :], mask=held[:, None] & (d < dim)[None, :], other=0.0
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tile(  # noqa: PLR0917 - a device function
+    key: tl.tensor,
+    value: tl.tensor,
+    scale: tl.tensor,
+    indices: tl.tensor,
+    first: tl.tensor,
+    count: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    kv: tl.tensor,
+    k_page: tl.tensor,
+    k_slot: tl.tensor,
+    k_head: tl.tensor,
+    v_page: tl.tensor,
+    v_slot: tl.tensor,
+    v_head: tl.tensor,
+    s_page: tl.tensor,
+    s_slot: tl.tensor,
+    s_head: tl.tensor,
+    whole: tl.constexpr,
+    tokens: tl.constexpr,
+    page: tl.constexpr,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+    by_token: tl.constexpr,
+) -> tl.tensor:
+    """Keys, values and scales of `tokens` keys from `start` on; zeros from `end` on."""
+    at = start + tl.arange(0, tokens)
+    pages = _tile_pages(indices, first, count, start, tokens, page)
+    slot = at % page
+    held = at < end
+    keys = _rows(key + pages * k_page + slot * k_slot + kv * k_head, held, whole, dim, width)
+    values = _rows(value + pages * v_page + slot * v_slot + kv * v_head, held, whole, dim, width)
+    scales = at
+    if by_token:
+        s_at = pages * s_page + slot * s_slot + kv * s_head
+        scales = tl.load(scale + s_at, mask=held, other=0.0)
+    return keys, values, scales
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _step(  # noqa: PLR0917 - a device function
     query: tl.tensor,
     keys: tl.tensor,
@@ -55,14 +119,21 @@ def _step(  # noqa: PLR0917 - a device function
     total: tl.tensor,
     acc: tl.tensor,
     factor: tl.tensor,
+    whole: tl.constexpr,
     by_token: tl.constexpr,
 ) -> tl.tensor:
-    """One step of the softmax: keys [tokens, dim], values [tokens, dim], seen [rows, tokens]."""
-    scores = tl.dot(query, tl.trans(keys)) * factor
-    scores = tl.where(seen, scores, -float("inf"))
-    above = tl.maximum(peak, tl.max(scores, 1))
-    shift = tl.where(above == -float("inf"), 0.0, above)
-    weights = tl.exp2(scores - shift[:, None])
+    """One step of the softmax: keys [tokens, dim], values [tokens, dim], seen [rows, tokens].
+
+    `factor` is positive. With `whole` every row sees every key.
+    """
+    scores = tl.dot(query, tl.trans(keys))
+    if not whole:
+        scores = tl.where(seen, scores, -float("inf"))
+    above = tl.maximum(peak, tl.max(scores, 1) * factor)
+    shift = above
+    if not whole:
+        shift = tl.where(above == -float("inf"), 0.0, above)
+    weights = tl.exp2(scores * factor - shift[:, None])
     fade = tl.exp2(peak - shift)
     total = total * fade + tl.sum(weights, 1)
     acc = acc * fade[:, None]
@@ -116,8 +187,9 @@ def decode(  # noqa: PLR0917 - a kernel
     request = tl.program_id(1)
     first, count, length = _length(indptr, last, request, page)
     chunk = tl.cdiv(tl.cdiv(length, splits), tokens) * tokens
-    begin = tl.program_id(2) * chunk
+    begin = tl.minimum(tl.program_id(2) * chunk, length)
     end = tl.minimum(begin + chunk, length)
+    middle = begin + (end - begin) // tokens * tokens
     d = tl.arange(0, width)
     n = tl.arange(0, tokens)
     head = kv * group + row
@@ -128,21 +200,34 @@ def decode(  # noqa: PLR0917 - a kernel
     peak = tl.full([rows], -float("inf"), tl.float32)
     total = tl.zeros([rows], tl.float32)
     acc = tl.zeros([rows, width], tl.float32)
-    for start in tl.range(begin, end, tokens, num_stages=stages):
-        pages = _tile_pages(indices, first, count, start, tokens, page)
-        slot = (start + n) % page
-        seen = start + n < end
-        fill = seen[:, None] & inside[None, :]
-        k_at = pages * k_page + slot * k_slot + kv * k_head
-        keys = tl.load(key + k_at[:, None] + d[None, :], mask=fill, other=0.0)
-        v_at = pages * v_page + slot * v_slot + kv * v_head
-        values = tl.load(value + v_at[:, None] + d[None, :], mask=fill, other=0.0)
-        scales = n
-        if by_token:
-            s_at = pages * s_page + slot * s_slot + kv * s_head
-            scales = tl.load(scale + s_at, mask=seen, other=0.0)
+    for start in tl.range(begin, middle, tokens, num_stages=stages):
+        keys, values, scales = _tile(
+            *(key, value, scale, indices, first, count, start, end, kv),
+            *(k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head),
+            *(True, tokens, page, dim, width, by_token),
+        )
         peak, total, acc = _step(
-            q, keys, values, scales, seen[None, :], peak, total, acc, factor, by_token
+            q,
+            keys,
+            values,
+            scales,
+            n[None, :],
+            peak,
+            total,
+            acc,
+            factor,
+            whole=True,
+            by_token=by_token,
+        )
+    for start in tl.range(middle, end, tokens, num_stages=1):
+        keys, values, scales = _tile(
+            *(key, value, scale, indices, first, count, start, end, kv),
+            *(k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head),
+            *(False, tokens, page, dim, width, by_token),
+        )
+        seen = (start + n < end)[None, :]
+        peak, total, acc = _step(
+            q, keys, values, scales, seen, peak, total, acc, factor, whole=False, by_token=by_token
         )
     if not by_token:
         acc = acc * tl.load(scale + kv * s_head)
@@ -241,24 +326,40 @@ def prefill(  # noqa: PLR0917 - a kernel
     q = tl.load(query + at[:, None] + d[None, :], mask=live[:, None] & inside[None, :], other=0.0)
     limit = length - fresh + token if causal else length - 1 + 0 * token
     end = tl.minimum(length, tl.max(tl.where(live, limit, -1), 0) + 1)
+    # Every row sees all keys before the first one's limit: those tiles need no mask.
+    middle = tl.maximum(tl.minimum(end, tl.min(limit, 0) + 1), 0) // tokens * tokens
     peak = tl.full([rows], -float("inf"), tl.float32)
     total = tl.zeros([rows], tl.float32)
     acc = tl.zeros([rows, width], tl.float32)
-    for start in tl.range(0, end, tokens, num_stages=stages):
-        pages = _tile_pages(indices, first, count, start, tokens, page)
-        slot = (start + n) % page
-        held = start + n < length
-        fill = held[:, None] & inside[None, :]
-        k_at = pages * k_page + slot * k_slot + kv * k_head
-        keys = tl.load(key + k_at[:, None] + d[None, :], mask=fill, other=0.0)
-        v_at = pages * v_page + slot * v_slot + kv * v_head
-        values = tl.load(value + v_at[:, None] + d[None, :], mask=fill, other=0.0)
-        scales = n
-        if by_token:
-            s_at = pages * s_page + slot * s_slot + kv * s_head
-            scales = tl.load(scale + s_at, mask=held, other=0.0)
-        seen = held[None, :] & (start + n[None, :] <= limit[:, None])
-        peak, total, acc = _step(q, keys, values, scales, seen, peak, total, acc, factor, by_token)
+    for start in tl.range(0, middle, tokens, num_stages=stages):
+        keys, values, scales = _tile(
+            *(key, value, scale, indices, first, count, start, end, kv),
+            *(k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head),
+            *(True, tokens, page, dim, width, by_token),
+        )
+        peak, total, acc = _step(
+            q,
+            keys,
+            values,
+            scales,
+            n[None, :],
+            peak,
+            total,
+            acc,
+            factor,
+            whole=True,
+            by_token=by_token,
+        )
+    for start in tl.range(middle, end, tokens, num_stages=1):
+        keys, values, scales = _tile(
+            *(key, value, scale, indices, first, count, start, end, kv),
+            *(k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head),
+            *(False, tokens, page, dim, width, by_token),
+        )
+        seen = (start + n < end)[None, :] & (start + n[None, :] <= limit[:, None])
+        peak, total, acc = _step(
+            q, keys, values, scales, seen, peak, total, acc, factor, whole=False, by_token=by_token
+        )
     if not by_token:
         acc = acc * tl.load(scale + kv * s_head)
     norm = tl.where(total > 0, total, 1.0)

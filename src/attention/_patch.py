@@ -41,7 +41,7 @@ HEAD: Final = (
     Anchor(
         "end of the headers",
         r'(#include "flashinfer/attention/variants\.cuh"\n)',
-        r'\1#include "v8_tensor.cuh"\n',
+        r'\1#include "v8_merge.cuh"\n#include "v8_tensor.cuh"\n',
         1,
     ),
     Anchor(
@@ -71,13 +71,20 @@ HEAD: Final = (
         r"mma_sync_m16n16k16_row_col_f16f16f32<DTypePV>(\1",
         1,
     ),
+    Anchor(
+        "end of the row sums",
+        r"(mma::m16k16_rowsum_f16f16f32\(d\[mma_q\], s_frag\[mma_q\]\[mma_kv\]\);"
+        r"\s*\}\s*\}\s*\}\s*\}\n)(\s*#pragma unroll\s*for \(uint32_t mma_kv)",
+        r"\1  kvhold::fold_scales<KTraits>(v_sf_smem, lane_idx, s_frag, s_frag_f16, o_frag);\n\2",
+        1,
+    ),
 )
 
 TAIL: Final = (
     Anchor(
         "offsets of V",
         r"(\[\[maybe_unused\]\] size_t\s+thr_local_kv_offset_v\[)",
-        r"kvhold::TokenScales<KTraits> v_scales;\n      \1",
+        r"kvhold::TokenScales<KTraits> v_scales(get_warp_idx_kv<KTraits>(tid.z));\n      \1",
         1,
     ),
     Anchor(
@@ -86,19 +93,56 @@ TAIL: Final = (
         r"(0|\(iter \+ 1\) \* CTA_TILE_KV),\s*thr_local_kv_offset_v,\s*chunk_size, warp_idx,"
         r"\s*lane_idx\);",
         r"kvhold::produce_v<KTraits>(&smem_storage, params, paged_kv.v_data, \1,\n"
-        r"          thr_local_kv_offset_v, chunk_size, warp_idx, lane_idx, v_scales);",
+        r"          thr_local_kv_offset_v, chunk_size, warp_idx, lane_idx);",
         2,
     ),
     Anchor(
         "wait for V",
         r"(cp_async::wait_group<1>\(\);\n\s*\}\n)(\s*block\.sync\(\);\n\n\s*// compute sfm\*v)",
-        r"\1        kvhold::widen_v<KTraits>(&smem_storage, warp_idx, lane_idx, v_scales);\n\2",
+        r"\1        kvhold::widen_v<KTraits>(&smem_storage, warp_idx, lane_idx);\n\2",
         1,
     ),
     Anchor(
         "use of V",
-        r"compute_sfm_v<KTraits>\(",
-        "compute_sfm_v<KTraits, false, kvhold::kvhold_pv_t<DTypeQ>>(",
+        r"compute_sfm_v<KTraits>\(\s*&v_smem, &v_smem_offset_r,\s*smem_storage\.v_sf_smem_ptr\("
+        r"get_warp_idx_kv<KTraits>\(tid\.z\) \* KTraits::NUM_MMA_KV \*\s*16 \* "
+        r"KTraits::NUM_MMA_D_VO\),",
+        "compute_sfm_v<KTraits, false, half>(\n"
+        "              &v_smem, &v_smem_offset_r, reinterpret_cast<uint8_t*>(&v_scales),",
+        1,
+    ),
+    Anchor(
+        "sums of the warps",
+        r"(threadblock_sync_mdo_states<KTraits>\(o_frag)",
+        r"kvhold::restore_scales<KTraits>(v_scales, o_frag);\n        \1",
+        1,
+    ),
+    Anchor(
+        "results of a split",
+        r"write_o_reg_gmem<KTraits>\(o_frag, &qo_smem, o_ptr_base \+ d_base \* 16, "
+        r"qo_packed_idx_base,\s*qo_len,\s*/\*o_stride_n=\*/\s*partition_kv \? num_kv_chunks \* "
+        r"o_stride_n : o_stride_n,\s*/\*o_stride_h=\*/o_stride_h, group_size, tid\);",
+        "if (partition_kv) {\n"
+        "          kvhold::write_partial<KTraits>(\n"
+        "              o_frag, reinterpret_cast<float*>(o) + (o_ptr_base - o) + d_base * 16,\n"
+        "              qo_packed_idx_base, qo_len, num_kv_chunks * o_stride_n, o_stride_h,\n"
+        "              group_size, lane_idx, get_warp_idx_kv<KTraits>(tid.z));\n"
+        "        } else {\n"
+        "          write_o_reg_gmem<KTraits>(o_frag, &qo_smem, o_ptr_base + d_base * 16,\n"
+        "                                    qo_packed_idx_base, qo_len, o_stride_n, o_stride_h,\n"
+        "                                    group_size, tid);\n"
+        "        }",
+        1,
+    ),
+    Anchor(
+        "merge of the splits",
+        r"(cudaError_t BatchPrefillWithPagedKVCacheDispatched\([\s\S]*?)"
+        r"VariableLengthMergeStates\(\s*tmp_v, tmp_s, params\.merge_indptr, o, lse, "
+        r"params\.max_total_num_rows,\s*params\.total_num_rows, num_qo_heads, HEAD_DIM_VO, "
+        r"enable_pdl, stream\)",
+        r"\1kvhold_merge_partials<HEAD_DIM_VO>(\n"
+        "                  tmp_v, tmp_s, params.merge_indptr, o, lse, params.max_total_num_rows,\n"
+        "                  params.total_num_rows, num_qo_heads, enable_pdl, stream)",
         1,
     ),
 )

@@ -64,6 +64,8 @@ class _Paged:
         wanted = Wanted.of(self._views[0], query_heads, prefill=prefill, causal=causal)
         backend, reason = self._backends.pick(self._backend, wanted)
         scale = 1.0 / math.sqrt(cache.head_dim) if sm_scale is None else sm_scale
+        if not 0.0 < scale < math.inf:
+            raise Unsupported(f"sm_scale is {scale}: the kernels take a positive, finite one")
         planned = backend.plan(wanted, self._views, batch, sm_scale=scale, room=room)
         return Plan(planned, batch, wanted, (backend.name, reason), self._holder)
 
@@ -131,7 +133,7 @@ class PagedDecoder(_Paged):
         Args:
             table: the requests' pages; row i of the query belongs to request i.
             query_heads: a multiple of the cache's KV heads.
-            sm_scale: factor of the scores; 1 / sqrt(head_dim) when None.
+            sm_scale: factor of the scores, positive; 1 / sqrt(head_dim) when None.
             room: bounds within which `Plan.update` may rewrite the plan under a captured graph.
             k_data_type: what the caller takes the keys to be; checked, as FlashInfer's proposed
                 interface has it.
@@ -182,7 +184,7 @@ class PagedPrefill(_Paged):
             fresh: new tokens of each request, its last ones; the query has their rows in order.
             query_heads: a multiple of the cache's KV heads.
             causal: whether a new token sees no token after it.
-            sm_scale: factor of the scores; 1 / sqrt(head_dim) when None.
+            sm_scale: factor of the scores, positive; 1 / sqrt(head_dim) when None.
             room: bounds within which `Plan.update` may rewrite the plan under a captured graph.
 
         Raises:

@@ -49,9 +49,9 @@ class Tiles(NamedTuple):
         rows: rows of a prefill program.
     """
 
-    tokens: int = 128
+    tokens: int = 64
     warps: int = 4
-    stages: int = 3
+    stages: int = 5
     rows: int = 64
 
 
@@ -81,20 +81,26 @@ class Partial(NamedTuple):
 
 
 def tiles_for(head_dim: int, *, prefill: bool = False) -> Tiles:
-    """The shape that measured best on an H200, by head_dim."""
+    """The shape that measured best on an H200, by head_dim (docs/attention.md has the figures).
+
+    The page numbers are loads of their own, so a tile takes two stages: 5 of them keep two tiles on
+    the way, 3 keep only one.
+    """
     if prefill:
-        return Tiles(tokens=64, rows=64) if head_dim > 128 else Tiles(tokens=64, warps=8, rows=128)
-    return Tiles(tokens=64) if head_dim > 128 else Tiles()
+        if head_dim > 128:
+            return Tiles(tokens=32, rows=64)
+        return Tiles(tokens=128, warps=8, stages=5, rows=128)
+    return Tiles(tokens=32) if head_dim > 128 else Tiles()
 
 
-def splits_for(lengths: list[int], kv_heads: int, processors: int, programs: int = 3) -> int:
+def splits_for(lengths: list[int], kv_heads: int, processors: int, programs: int = 2) -> int:
     """Splits of each request so that every processor has about `programs` programs.
 
     Args:
         lengths: tokens of each request.
         kv_heads: KV heads.
         processors: multiprocessors of the device.
-        programs: programs that a processor runs at once.
+        programs: programs of a processor that keep its memory busy.
     """
     longest = max(lengths, default=0)
     slots = processors * programs
@@ -124,7 +130,7 @@ def decode_pages(
         query: [batch, query_heads, head_dim] of the key's dtype.
         out: as query, written.
         lse: float32 [batch, query_heads], written: base 2, -inf for length 0.
-        sm_scale: factor of the scores.
+        sm_scale: factor of the scores, positive.
         splits: parts that every request's tokens are read in.
         partial: room for as many splits, None for one.
         tiles: shape of a program.
@@ -198,7 +204,7 @@ def prefill_pages(
         out: as query, written.
         lse: float32 [rows, query_heads], written: base 2.
         starts: int32 [batch + 1], rows of each request in the query.
-        sm_scale: factor of the scores.
+        sm_scale: factor of the scores, positive.
         fresh_max: most new tokens of a request.
         causal: whether a token sees no token after it.
         tiles: shape of a program.

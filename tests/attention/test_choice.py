@@ -45,7 +45,7 @@ def wanted(group: int = 4, *, prefill: bool = False, cuda: bool = True) -> Wante
 def test_preference_follows_the_shape() -> None:
     assert preference(wanted(cuda=False)) == ("reference",)
     assert preference(wanted(1))[0] == "flashinfer-cores"
-    assert preference(wanted(4))[0] == "flashinfer"
+    assert preference(wanted(4))[0] == "triton"
     assert preference(wanted(1, prefill=True))[0] == "flashinfer"
 
 
@@ -57,6 +57,9 @@ def test_auto_takes_the_first_that_does_not_refuse_and_says_why() -> None:
     assert backend.name == "triton"
     assert reason.startswith("triton: fastest of those that do this decode, group 1")
     assert "cores: no" in reason
+    assert "tensor: no" not in reason  # was not asked
+    backend, reason = backends.pick("auto", wanted(1, prefill=True))
+    assert backend.name == "triton"
     assert "tensor: no" in reason
 
 

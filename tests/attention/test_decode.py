@@ -125,6 +125,7 @@ async def test_moved_away_poisoned_and_back_in_other_slots(
         plan = decoder.plan(table, query_heads=4)
         before = decoder.run(plan, 0, query[-1:])
         plan.finish()
+        await engine.drain()
         keys, codes = cache.layer(0).key.clone(), cache.layer(0).value.view(torch.uint8).clone()
         old = first.handle.ids.copy()
         with host.lease(4) as slots:

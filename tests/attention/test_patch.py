@@ -26,6 +26,14 @@ template <typename KTraits, bool REPACK_BF16 = false>
 __device__ __forceinline__ void compute_sfm_v(
   typename KTraits::DTypeQ s_frag_f16[KTraits::NUM_MMA_Q][1][8];
   vec_cast<typename KTraits::DTypeQ, float>::cast<8>(s_frag_f16[0], s_frag[0]);
+          mma::m16k16_rowsum_f16f16f32(d[mma_q], s_frag[mma_q][mma_kv]);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (uint32_t mma_kv = 0; mma_kv < KTraits::NUM_MMA_KV; ++mma_kv) {
   mma::mma_sync_m16n16k16_row_col_f16f16f32<typename KTraits::DTypeQ>(
       o_frag[mma_q][mma_d_local], (uint32_t*)s_frag_f16[mma_q], b_frag);
   mma::mma_sync_m16n16k16_row_col_f16f16f32<typename KTraits::DTypeQ>(
@@ -49,10 +57,26 @@ compute_sfm_v<KTraits>(of the ragged kernel);
         block.sync();
 
         // compute sfm*v
-  compute_sfm_v<KTraits>(&v_smem);
+  compute_sfm_v<KTraits>(
+      &v_smem, &v_smem_offset_r,
+      smem_storage.v_sf_smem_ptr(get_warp_idx_kv<KTraits>(tid.z) * KTraits::NUM_MMA_KV *
+                                 16 * KTraits::NUM_MMA_D_VO),
+      lane_idx, s_frag, o_frag, d, d_base);
   page_produce_kv<true, KTraits>(&smem_storage, &v_smem_offset_w, paged_kv.v_data,
                                  (iter + 1) * CTA_TILE_KV, thr_local_kv_offset_v,
                                  chunk_size, warp_idx, lane_idx);
+  threadblock_sync_mdo_states<KTraits>(o_frag, &smem_storage, m, d, warp_idx, lane_idx, tid);
+  write_o_reg_gmem<KTraits>(o_frag, &qo_smem, o_ptr_base + d_base * 16, qo_packed_idx_base,
+                            qo_len,
+                            /*o_stride_n=*/
+                            partition_kv ? num_kv_chunks * o_stride_n : o_stride_n,
+                            /*o_stride_h=*/o_stride_h, group_size, tid);
+  FLASHINFER_CUDA_CALL(VariableLengthMergeStates(of the ragged kernel));
+cudaError_t BatchPrefillWithPagedKVCacheDispatched(Params params) {
+  FLASHINFER_CUDA_CALL(VariableLengthMergeStates(
+      tmp_v, tmp_s, params.merge_indptr, o, lse, params.max_total_num_rows,
+      params.total_num_rows, num_qo_heads, HEAD_DIM_VO, enable_pdl, stream));
+}
 """
 )
 
@@ -70,6 +94,13 @@ def test_the_paged_kernel_is_changed_and_the_ragged_one_is_not() -> None:
     assert paged.count("kvhold::widen_v<KTraits>") == 1
     assert paged.index("compute attention score") < paged.index("kvhold::widen_v")
     assert re.search(r"widen_v<KTraits>\([^;]*;\s*block\.sync\(\);\n\n\s*// compute sfm", paged)
+    # What splits leave is float32, and is merged from float32; of the ragged kernel it is not.
+    assert paged.index("kvhold::write_partial<KTraits>") < paged.index("write_o_reg_gmem<KTraits>")
+    assert "VariableLengthMergeStates(of the ragged" in paged
+    assert paged.count("kvhold_merge_partials<HEAD_DIM_VO>(") == 1
+    # Scales per token meet P behind the row sums; the power of two is put back before the merge.
+    assert ragged.index("rowsum") < ragged.index("kvhold::fold_scales") < ragged.index("b_frag);")
+    assert paged.index("kvhold::restore_scales") < paged.index("threadblock_sync_mdo_states")
     assert '#include "../' not in text
     assert text.index('variants.cuh"') < text.index('#include "v8_tensor.cuh"')
     assert "f16f16f32<DTypePV>(\n      o_frag[mma_q][mma_d_local], (uint32_t*)s_frag_f16" in text
@@ -115,7 +146,7 @@ def test_kernel_sources_include_the_changed_header_once() -> None:
 
 
 def test_own_sources_are_there_and_name_their_modules() -> None:
-    for name in ("variant.cuh", "v8_tensor.cuh", "v8_cores.cuh"):
+    for name in ("variant.cuh", "merge.cuh", "v8_tensor.cuh", "v8_cores.cuh"):
         assert len(cuda_source(name)) > 500
     assert digest("a", "b") != digest("ab") != digest("a", "c")
     assert digest("a", "b") == digest("a", "b")

@@ -144,8 +144,12 @@ __device__ __inline__ void BatchDecodeWithPagedKVCacheDevice(
                                       /*scale=*/1.0f);
   }
   if (tz == 0) {
-    st.o.cast_store(params.o + (bx * params.num_qo_heads + qo_head_idx) * head_dim +
-                    tx * vec_size);
+    const uint32_t place = (bx * params.num_qo_heads + qo_head_idx) * head_dim + tx * vec_size;
+    if (params.partition_kv) {
+      st.o.store(reinterpret_cast<float*>(params.o) + place);
+    } else {
+      st.o.cast_store(params.o + place);
+    }
     if (params.lse != nullptr) {
       params.lse[bx * params.num_qo_heads + qo_head_idx] = st.get_lse();
     }
@@ -153,6 +157,18 @@ __device__ __inline__ void BatchDecodeWithPagedKVCacheDevice(
 #if (__CUDACC_VER_MAJOR__ >= 12 && defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900))
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+// The stock launch calls this one too: it fits better than FlashInfer's, which takes any pointer to
+// the number of rows. What splits leave is float32, in space that the planner reserved as such:
+// rounded twice, outputs would be off by twice as much.
+inline cudaError_t VariableLengthMergeStates(DTypeO* space, float* sums, IdType* indptr,
+                                             DTypeO* out, float* lse, uint32_t rows_max,
+                                             std::nullptr_t, uint32_t heads, uint32_t dim,
+                                             bool enable_pdl, cudaStream_t stream) {
+  return kvhold_merge_partials<HEAD_DIM_VO>(space, sums, indptr, out, lse, rows_max,
+                                            static_cast<uint32_t*>(nullptr), heads, enable_pdl,
+                                            stream);
 }
 
 #endif  // FLASHINFER_DECODE_CUH_

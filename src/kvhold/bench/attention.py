@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +18,12 @@ import torch
 
 from attention._choice import Backends
 from attention._errors import MissingPart, Unsupported
-from attention.flashinfer import CORES_HEAD_DIMS, HEAD_DIMS, Library, ModuleKey
+from attention.flashinfer import CORES_HEAD_DIMS, Library, ModuleKey
 from kvhold.bench import attention_check, attention_time
 from kvhold.bench.attention_tune import tune
+from tiers._layout import ScaleScope
 
-PARTS: Final = ("build", "controls", "quick", "time", "tune", "sweep")
+PARTS: Final = ("tiles", "triton", "build", "controls", "quick", "time", "tune", "sweep", "prefill")
 
 
 class Results:
@@ -67,54 +68,91 @@ def conditions() -> dict[str, Any]:
 
 
 def keys() -> list[ModuleKey]:
-    """The modules that the sweep needs, those of head_dim 128 first."""
-    made = []
-    for head_dim in sorted(HEAD_DIMS, key=lambda dim: dim != 128):
-        for value in (torch.float8_e4m3fn, torch.float8_e5m2):
-            for key in (torch.bfloat16, torch.float16):
-                made += [
-                    ModuleKey(
-                        cores=False, key=key, value=value, head_dim=head_dim, by_token=by_token
-                    )
-                    for by_token in (False, True)
-                ]
-                if head_dim in CORES_HEAD_DIMS:
-                    made.append(
-                        ModuleKey(
-                            cores=True, key=key, value=value, head_dim=head_dim, by_token=False
-                        )
-                    )
-    return made
+    """The modules that the sweep needs, those of the timed shapes first."""
+    made = {}
+    for cell in attention_check.cells():
+        case = cell.case
+        for cores in (False, True):
+            by_token = case.scope is ScaleScope.TOKEN_HEAD
+            if cores and (by_token or case.head_dim not in CORES_HEAD_DIMS):
+                continue
+            key = ModuleKey(cores, case.key, case.value, case.head_dim, by_token)
+            made[key] = key != ModuleKey(
+                cores, torch.bfloat16, torch.float8_e4m3fn, attention_time.HEAD_DIM, by_token=False
+            )
+    return sorted(made, key=made.__getitem__)
 
 
-def build(library: Library, workers: int, first: int) -> None:
-    """Build modules side by side; the first `first` of ours (all when 0), and the stock ones."""
-    wanted = keys()[:first] if first else keys()
-    # Sources are written by one thread, compilers run in several.
-    specs = [library.spec(key) for key in wanted] + attention_time.stock_specs(library)
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(lambda spec: spec.build(verbose=False), specs))
-    say(f"{len(specs)} modules built")
+class Builds:
+    """Modules being built side by side in the background.
+
+    Args:
+        library: the installed FlashInfer, None to build nothing.
+        workers: compilers side by side.
+        first: build only so many of ours; 0 for all.
+        fa3: build the FA3 prefill of the comparison too; nothing waits for it.
+    """
+
+    def __init__(self, library: Library | None, workers: int, first: int, *, fa3: bool) -> None:
+        self._start = time.monotonic()
+        self._pool = ThreadPoolExecutor(workers)
+        self._futures: list[Future[None]] = []
+        self._last: Future[None] | None = None
+        if library is None:
+            return
+        # Sources are written by one thread, compilers run in several.
+        wanted = keys()[: first or None]
+        specs = [library.spec(key) for key in wanted]
+        specs[2:2] = attention_time.stock_specs(library)
+        last = attention_time.fa3_spec(library) if fa3 else None
+        self._futures = [self._pool.submit(spec.build, verbose=False) for spec in specs]
+        if last is not None:
+            self._last = self._pool.submit(last.build, verbose=False)
+
+    def wait(self) -> None:
+        """Until all of them are there.
+
+        Raises:
+            RuntimeError: one does not compile.
+        """
+        if self._futures:
+            for future in self._futures:
+                future.result()
+            took = time.monotonic() - self._start
+            say(f"{len(self._futures)} modules built, {took:.0f} s after the start")
+            self._futures = []
+
+    @property
+    def prefills(self) -> tuple[str, ...]:
+        """FlashInfer's own prefills that can be timed by now."""
+        last = self._last
+        ready = last is not None and last.done() and last.exception() is None
+        return ("fa2", "fa3") if ready else ("fa2",)
 
 
 def run_part(
-    part: str, args: argparse.Namespace, made: tuple[Backends, Library | None], results: Results
+    part: str,
+    args: argparse.Namespace,
+    made: tuple[Backends, Library | None, Builds],
+    results: Results,
 ) -> None:
-    """One part of the work."""
-    backends, library = made
+    """One part of the work; all but those of Triton wait for the modules."""
+    backends, library, builds = made
+    if part not in {"triton", "tiles"}:
+        builds.wait()
     start = time.monotonic()
-    if part == "build" and library is not None:
-        build(library, args.workers, args.modules)
-    elif part == "controls":
+    if part == "controls":
         for line in attention_check.controls(backends):
             results.add("controls", line)
             say(json.dumps(line))
-    elif part in {"quick", "sweep"}:
+    elif part in {"quick", "sweep", "triton"}:
         sweep(part, args, backends, results)
     elif part == "time":
-        measure(args, backends, library, results)
-    elif part == "tune":
-        for line in tune(library):
+        measure(backends, library, results)
+    elif part == "prefill":
+        measure_prefill(backends, library, builds, results)
+    elif part in {"tiles", "tune"}:
+        for line in tune(library if part == "tune" else None):
             results.add("tune", line)
             say(json.dumps(line))
     say(f"{part}: {time.monotonic() - start:.1f} s")
@@ -131,9 +169,15 @@ def sweep(part: str, args: argparse.Namespace, backends: Backends, results: Resu
             say(json.dumps(line))
 
     quick = part == "quick"
-    seconds = args.quick_seconds if quick else args.seconds
+    limits = {"quick": args.quick_seconds, "triton": args.triton_seconds, "sweep": args.seconds}
     left = attention_check.sweep(
-        backends, done, seconds, keep, head_dims=(128,) if quick else None, every=11 if quick else 1
+        backends,
+        done,
+        limits[part],
+        keep,
+        head_dims=(128,) if quick else None,
+        only=("triton",) if part == "triton" else attention_check.BACKENDS,
+        every=11 if quick else 1,
     )
     counts: dict[str, int] = {}
     for line in results.data.get("cells", []):
@@ -147,24 +191,26 @@ def sweep(part: str, args: argparse.Namespace, backends: Backends, results: Resu
         )
 
 
-def measure(
-    args: argparse.Namespace, backends: Backends, library: Library | None, results: Results
-) -> None:
-    """Times, and a table."""
+def measure(backends: Backends, library: Library | None, results: Results) -> None:
+    """Times of decoding."""
     ceiling = attention_time.copy_rate()
     say(f"copy {ceiling / 1e9:.0f} GB/s")
     results.add("copy", {"GB/s": round(ceiling / 1e9)})
     names = ("auto", "flashinfer", "flashinfer-cores", "triton")
-    figures = attention_time.decode_figures(backends, library, names)
-    for figure in figures:
+    for figure in attention_time.decode_figures(backends, library, names):
         row = figure.row(ceiling)
         results.add("time", row)
         say(
             f"{row['shape']:>24} {row['what']:<32} {row['us']:>9} us {row['GB/s']:>6} {row['of_copy']}"
         )
-    kinds = ("fa2", "fa3") if args.fa3 else ("fa2",)
-    for figure in attention_time.prefill_figures(backends, library, kinds):
-        row = figure.row(ceiling)
+
+
+def measure_prefill(
+    backends: Backends, library: Library | None, builds: Builds, results: Results
+) -> None:
+    """Times of prefill, beside those of FlashInfer's own that are built by now."""
+    for figure in attention_time.prefill_figures(backends, library, builds.prefills):
+        row = figure.row(1e12)
         results.add("prefill", row)
         say(f"{row['shape']:>28} {row['what']:<32} {row['us']:>9} us")
 
@@ -173,9 +219,12 @@ def main() -> int:
     """Run the parts that are asked for."""
     parser = argparse.ArgumentParser(prog="kvhold.bench.attention", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("attention.json"))
-    parser.add_argument("--parts", default=",".join(PARTS), help="in this order")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help="in this order; all modules build meanwhile"
+    )
     parser.add_argument("--seconds", type=float, default=420.0, help="for the sweep")
     parser.add_argument("--quick-seconds", type=float, default=60.0)
+    parser.add_argument("--triton-seconds", type=float, default=120.0)
     parser.add_argument("--workers", type=int, default=8, help="compilers side by side")
     parser.add_argument("--modules", type=int, default=0, help="build only so many; 0 for all")
     parser.add_argument("--fa3", action="store_true", help="time FlashInfer's FA3 prefill too")
@@ -192,11 +241,12 @@ def main() -> int:
         say(f"without FlashInfer: {reason}")
     if library is not None:
         backends = Backends(library=library)
+    builds = Builds(library, args.workers, args.modules, fa3=args.fa3)
     for part in args.parts.split(","):
         if part not in PARTS:
             parser.error(f"{part!r}, expected some of {', '.join(PARTS)}")
         try:
-            run_part(part, args, (backends, library), results)
+            run_part(part, args, (backends, library, builds), results)
         finally:
             results.write()
     wrong = [line for line in results.data.get("cells", []) if line["verdict"] == "wrong"]

@@ -34,8 +34,17 @@ BACKENDS: Final = ("flashinfer", "flashinfer-cores", "triton")
 GROUPS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 PAGES: Final = (1, 16, 32)
 DTYPES: Final = (torch.bfloat16, torch.float16)
-SCOPES: Final = (ScaleScope.TENSOR, ScaleScope.HEAD, ScaleScope.TOKEN_HEAD)
-VALUES: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+HEAD_DIMS: Final = (128, 64, 256, 192)
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+FORMS: Final = (
+    (torch.bfloat16, E4M3, ScaleScope.HEAD),
+    (torch.bfloat16, E4M3, ScaleScope.TENSOR),
+    (torch.bfloat16, E5M2, ScaleScope.TOKEN_HEAD),
+    (torch.float16, E5M2, ScaleScope.HEAD),
+    (torch.float16, E5M2, ScaleScope.TENSOR),
+    (torch.float16, E4M3, ScaleScope.TOKEN_HEAD),
+)
+"""Types of keys and values and scopes of scales: every pair of two of them, by few modules."""
 LENGTHS: Final = (0, 1, 15, 16, 17, 31, 33, 127, 128, 129, 1000, 2049, 4097, 8193)
 FRESH: Final = (0, 1, 2, 16, 17, 3, 33, 1, 128, 40, 7, 65, 1, 129)
 
@@ -74,25 +83,13 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    """The full product at head_dim 128, and all pairs of the other dimensions elsewhere."""
-    for key, order, page, group, fresh, graph in itertools.product(
-        DTYPES, PageOrder, PAGES, GROUPS, (None, FRESH), (False, True)
-    ):
-        case = Case(
-            key=key,
-            order=order,
-            page_size=page,
-            group=group,
-            fresh=fresh,
-            lengths=LENGTHS,
-            seed=group,
-        )
-        yield from (Cell(backend, case, graph) for backend in BACKENDS)
-    for head_dim in (64, 128, 192, 256):
+    """All pairs of the dimensions at every head_dim first, then the full product at 128."""
+    for head_dim in HEAD_DIMS:
         dimensions: list[tuple[Any, ...]] = [
-            DTYPES, tuple(PageOrder), PAGES, GROUPS, (None, FRESH), (False, True), SCOPES, VALUES
+            FORMS, tuple(PageOrder), PAGES, GROUPS, (None, FRESH), (False, True)
         ]  # fmt: skip
-        for key, order, page, group, fresh, graph, scope, value in pairwise(dimensions):
+        for form, order, page, group, fresh, graph in pairwise(dimensions):
+            key, value, scope = form
             case = Case(
                 key=key,
                 value=value,
@@ -106,6 +103,19 @@ def cells() -> Iterator[Cell]:
                 seed=head_dim + group,
             )
             yield from (Cell(backend, case, graph) for backend in BACKENDS)
+    for key, order, page, group, fresh, graph in itertools.product(
+        DTYPES, PageOrder, PAGES, GROUPS, (None, FRESH), (False, True)
+    ):
+        case = Case(
+            key=key,
+            order=order,
+            page_size=page,
+            group=group,
+            fresh=fresh,
+            lengths=LENGTHS,
+            seed=group,
+        )
+        yield from (Cell(backend, case, graph) for backend in BACKENDS)
 
 
 def pairwise(dimensions: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
@@ -231,6 +241,7 @@ def sweep(
     keep: Callable[[dict[str, Any]], None],
     *,
     head_dims: tuple[int, ...] | None = None,
+    only: tuple[str, ...] = BACKENDS,
     every: int = 1,
 ) -> int:
     """Judge cells that are not done yet until the time is up; returns how many are left.
@@ -241,12 +252,17 @@ def sweep(
         seconds: time for this part.
         keep: called with every verdict.
         head_dims: only these, when given.
+        only: backends to judge.
         every: only every so many-th combination.
     """
     end = time.monotonic() + seconds
     left = 0
     made: tuple[Case, Inputs, _reference.Attended] | None = None
-    wanted = [c for c in cells() if head_dims is None or c.case.head_dim in head_dims]
+    wanted = [
+        c
+        for c in cells()
+        if c.backend in only and (head_dims is None or c.case.head_dim in head_dims)
+    ]
     order = {case: number for number, case in enumerate(dict.fromkeys(c.case for c in wanted))}
     for cell in sorted(wanted, key=lambda c: order[c.case]):
         if cell.name in done or order[cell.case] % every:

@@ -23,33 +23,53 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-SHAPES: Final = ((64, 4096), (8, 32768))
-WIDEN_ROWS: Final = (1, 2, 4)
+WIDEN_ROWS: Final = (1, 2)
+TILES: Final = (
+    (64, 4, 5), (64, 4, 7), (64, 8, 5), (64, 8, 7), (64, 2, 5),
+    (32, 4, 7), (32, 4, 9), (32, 4, 11), (32, 2, 9), (128, 8, 5),
+)  # fmt: skip
+"""Tokens, warps and stages of a decode program."""
+SPLITS: Final = {
+    (64, 4096): (1, 2, 4),
+    (8, 32768): (4, 6, 8, 16),
+    (1, 131072): (16, 32, 33, 49, 66),
+}
+PREFILL_TILES: Final = (
+    (128, 128, 8, 3), (128, 128, 8, 5), (128, 64, 8, 5), (128, 64, 8, 7), (64, 64, 4, 5),
+    (64, 64, 4, 7), (64, 128, 4, 5), (64, 128, 8, 5),
+)  # fmt: skip
+"""Rows, tokens, warps and stages of a prefill program."""
 
 
 def tune(library: Library | None) -> Iterator[dict[str, Any]]:
-    """Every variant on the batched shapes at group 4."""
-    for batch, tokens in SHAPES:
+    """Every variant at group 4, of the Triton kernels or of the FlashInfer module."""
+    for batch, tokens in SPLITS:
         pages = pages_of(batch, tokens)
         query = query_of(batch, 4)
         shape = f"{batch} x {tokens}"
-        if library is not None:
-            yield from _tensor(pages, query, shape)
-        yield from _triton(pages, query, shape)
+        if library is None:
+            yield from _triton(pages, query, shape, SPLITS[batch, tokens])
+        else:
+            yield from _tensor(pages, query, shape, tuple(range(batch + 1)))
     fresh, prefix = PREFILL
     pages = pages_of(1, fresh + prefix)
-    yield from _triton_prefill(pages, query_of(fresh, 4), f"{fresh} over {prefix}")
+    query, shape = query_of(fresh, 4), f"{fresh} over {prefix}"
+    if library is None:
+        yield from _triton_prefill(pages, query, shape)
+    else:
+        yield from _tensor(pages, query, shape, (0, fresh))
 
 
-def _tensor(pages: Pages, query: torch.Tensor, shape: str) -> Iterator[dict[str, Any]]:
+def _tensor(
+    pages: Pages, query: torch.Tensor, shape: str, rows: tuple[int, ...]
+) -> Iterator[dict[str, Any]]:
     from attention._choice import Backends  # noqa: PLC0415 - kept beside its only use
 
-    batch = query.shape[0]
-    for rows in WIDEN_ROWS:
-        backends = Backends(library=Library(widen_rows=rows))
-        launch, name = ours(backends, "flashinfer", pages, query, tuple(range(batch + 1)))
-        micros, spread = clock(launch)
-        yield _line(f"{name}, {rows} rows widened at a time", shape, micros, spread)
+    for widen in WIDEN_ROWS:
+        backends = Backends(library=Library(widen_rows=widen))
+        launch, name = ours(backends, "flashinfer", pages, query, rows)
+        micros, spread = clock(launch, 15)
+        yield _line(f"{name}, {widen} rows widened at a time", shape, micros, spread)
 
 
 def _kernels() -> ModuleType:
@@ -66,15 +86,16 @@ def _table(pages: Pages) -> tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(part).cuda() for part in parts)
 
 
-def _triton(pages: Pages, query: torch.Tensor, shape: str) -> Iterator[dict[str, Any]]:
+def _triton(
+    pages: Pages, query: torch.Tensor, shape: str, choices: tuple[int, ...]
+) -> Iterator[dict[str, Any]]:
     kernels = _kernels()
     table = _table(pages)
     batch, heads, dim = query.shape
     out = torch.empty_like(query)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device="cuda")
-    for tokens, warps, stages in ((128, 4, 3), (64, 4, 3), (64, 2, 3), (128, 8, 3), (64, 4, 5)):
-        best: tuple[float, float, int] | None = None
-        for splits in (1, 2, 3, 4, 6, 8, 16):
+    for tokens, warps, stages in TILES:
+        for splits in choices:
             partial = kernels.Partial.empty(batch, splits, heads, dim, query.device)
             tiles = kernels.Tiles(tokens=tokens, warps=warps, stages=stages)
 
@@ -91,11 +112,8 @@ def _triton(pages: Pages, query: torch.Tensor, shape: str) -> Iterator[dict[str,
                     tiles=tiles,
                 )
 
-            micros, spread = clock(launch, 15)
-            best = min(best or (micros, spread, splits), (micros, spread, splits))
-        assert best is not None  # noqa: S101 - there are splits
-        what = f"triton {tokens} tokens, {warps} warps, {stages} stages, best of splits {best[2]}"
-        yield _line(what, shape, best[0], best[1])
+            what = f"triton {tokens} tokens, {warps} warps, {stages} stages, {splits} splits"
+            yield _line(what, shape, *clock(launch, 15))
 
 
 def _triton_prefill(pages: Pages, query: torch.Tensor, shape: str) -> Iterator[dict[str, Any]]:
@@ -104,7 +122,7 @@ def _triton_prefill(pages: Pages, query: torch.Tensor, shape: str) -> Iterator[d
     out = torch.empty_like(query)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device="cuda")
     starts = torch.tensor([0, query.shape[0]], dtype=torch.int32, device="cuda")
-    for rows, tokens, warps, stages in ((128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3)):
+    for rows, tokens, warps, stages in PREFILL_TILES:
         tiles = kernels.Tiles(tokens=tokens, warps=warps, stages=stages, rows=rows)
 
         def launch(tiles: Any = tiles) -> None:
@@ -122,7 +140,8 @@ def _triton_prefill(pages: Pages, query: torch.Tensor, shape: str) -> Iterator[d
             )
 
         micros, spread = clock(launch, 10)
-        yield _line(f"triton prefill {rows} x {tokens}, {warps} warps", shape, micros, spread)
+        what = f"triton prefill {rows} x {tokens}, {warps} warps, {stages} stages"
+        yield _line(what, shape, micros, spread)
 
 
 def _line(what: str, shape: str, micros: float, spread: float) -> dict[str, Any]:
