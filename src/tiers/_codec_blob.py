@@ -33,10 +33,9 @@ from tiers._format_v1 import (
 )
 from tiers._format_v3 import Identity, plan_v3, seal_v3
 from tiers._format_v3_read import parse_v3
-from tiers._fp8_scratch import Scratch
 from tiers._layout import KEY, VALUE, Component
 from tiers._team import Team
-from tiers.fp8 import FORMATS, Counts, NonFinite, decode_values, encode_values, find_scales
+from tiers.fp8 import FORMATS, Counts, NonFinite, cast_values, decode_values
 from transfer._errors import LayoutMismatch
 
 if TYPE_CHECKING:
@@ -153,30 +152,17 @@ class V1Codec:
         return key, np.frombuffer(blob[middle:end], np.uint8).reshape(shape), blob[end:]
 
     def _encode_values(self, values: Bits, codes: Bits, target: memoryview) -> Counts:
-        dtype = self.inputs[VALUE].dtype
-        with self.team.workspace() as space:
-            scales = space.of(Scratch).scales(math.prod(self.header.scale_shape))
-            counts = find_scales(
-                values,
-                self._kept,
-                scales,
-                dtype=dtype,
-                form=_E4M3,
-                team=self.team,
-                nonfinite=self.nonfinite,
-            )
-            encode_values(
-                values,
-                scales,
-                self._kept,
-                codes,
-                dtype=dtype,
-                form=_E4M3,
-                team=self.team,
-                nan=counts.nan > 0,
-            )
-            np.frombuffer(target, dtype="<f4")[:] = self._swap(scales)
-        return counts
+        wire = np.frombuffer(target, dtype="<f4")
+        return cast_values(
+            values,
+            self._kept,
+            codes,
+            lambda scales: np.copyto(wire, self._swap(scales)),
+            dtype=self.inputs[VALUE].dtype,
+            form=_E4M3,
+            team=self.team,
+            nonfinite=self.nonfinite,
+        )
 
     def _swap(self, scales: Bits) -> Bits:
         """Scales on the wire are (pages, heads) also where the head axis comes first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
@@ -20,10 +21,9 @@ from tiers._codec_parts import (
 )
 from tiers._errors import ComponentMissing
 from tiers._format_common import as_bytes, check_scales
-from tiers._fp8_scratch import Scratch
 from tiers._layout import FP8, KEY, VALUE, VALUE_SCALE, PageLayout, ScaleScope
 from tiers._team import Team
-from tiers.fp8 import FORMATS, Counts, NonFinite, decode_values, encode_values, find_scales
+from tiers.fp8 import FORMATS, Counts, NonFinite, cast_values, decode_values
 from transfer._errors import LayoutMismatch
 
 if TYPE_CHECKING:
@@ -104,31 +104,17 @@ class K16V8Codec:
         }
 
     def _encode_values(self, values: Bits, rooms: Mapping[str, memoryview]) -> Counts:
-        part = self.outputs[VALUE_SCALE].part
-        dtype = self.inputs[VALUE].dtype
-        with self.team.workspace() as space:
-            scales = space.of(Scratch).scales(part.elements)
-            counts = find_scales(
-                values,
-                self._kept,
-                scales,
-                dtype=dtype,
-                form=self._form,
-                team=self.team,
-                nonfinite=self.nonfinite,
-            )
-            encode_values(
-                values,
-                scales,
-                self._kept,
-                bits_of(rooms[VALUE], self.outputs[VALUE].part, write=True),
-                dtype=dtype,
-                form=self._form,
-                team=self.team,
-                nan=counts.nan > 0,
-            )
-            np.frombuffer(rooms[VALUE_SCALE], dtype="<f4")[:] = scales
-        return counts
+        target = np.frombuffer(rooms[VALUE_SCALE], dtype="<f4")
+        return cast_values(
+            values,
+            self._kept,
+            bits_of(rooms[VALUE], self.outputs[VALUE].part, write=True),
+            partial(np.copyto, target),
+            dtype=self.inputs[VALUE].dtype,
+            form=self._form,
+            team=self.team,
+            nonfinite=self.nonfinite,
+        )
 
     def decode(self, encoded: Mapping[str, Any], into: Mapping[str, Memory]) -> None:
         """See `Codec.decode`. Values come back in the layout's own dtype."""

@@ -30,7 +30,7 @@ from tiers._fp8_scratch import WIDE, Scratch, merge_axes, pieces, scale_box, spl
 from tiers._fp8_tables import FORMATS, Fp8Format, decode_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
     import torch
@@ -43,6 +43,7 @@ __all__ = [
     "Counts",
     "Fp8Format",
     "NonFinite",
+    "cast_values",
     "check_amplitude",
     "decode_table",
     "decode_values",
@@ -196,6 +197,45 @@ def encode_values(
         nan: the values may hold NaN.
     """
     encode(Job.of(values, codes, scales, kept, dtype=dtype, form=form, nan=nan), team)
+
+
+def cast_values(
+    values: Bits,
+    kept: Sequence[bool],
+    codes: Bits,
+    store: Callable[[npt.NDArray[np.float32]], object],
+    *,
+    dtype: str,
+    form: Fp8Format,
+    team: Team,
+    nonfinite: NonFinite = "saturate",
+) -> Counts:
+    """Compute scales and encode with them.
+
+    Args:
+        values: as for `find_scales`.
+        kept: as for `find_scales`.
+        codes: destination, uint8 of the shape of `values`.
+        store: given the scales, flat, dense in the kept axes; they are gone when it returns.
+        dtype: dtype of the values.
+        form: format of the codes.
+        team: threads.
+        nonfinite: what to do about NaN and infinities.
+
+    Raises:
+        NonFiniteValue: with ``nonfinite="refuse"``; nothing is then written.
+    """
+    count = math.prod(n for n, keep in zip(values.shape, kept, strict=True) if keep)
+    with team.workspace() as space:
+        scales = space.of(Scratch).scales(count)
+        counts = find_scales(
+            values, kept, scales, dtype=dtype, form=form, team=team, nonfinite=nonfinite
+        )
+        encode_values(
+            values, scales, kept, codes, dtype=dtype, form=form, team=team, nan=counts.nan > 0
+        )
+        store(scales)
+    return counts
 
 
 def decode_values(
