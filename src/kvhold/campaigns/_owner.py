@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import anyio
 
-from kvhold.campaigns._model import Cell, Record, Version
+from kvhold.campaigns._model import Cell, Record, Version, ancestors
 from kvhold.campaigns._requests import Requests
 from kvhold.campaigns._world import GPU
 from transfer import (
@@ -196,7 +196,7 @@ class Owner:
         except (CompletionLost, KeyboardInterrupt):
             if not record.lost:
                 world.report("outcome", f"{record.name} was lost at the call and is not known lost")
-        except TransferError as error:
+        except (TransferError, HoldConflict) as error:
             self._refused(record, error)
 
     def _begin(self, record: Record, work: Work) -> None:
@@ -206,9 +206,11 @@ class Owner:
         self.requests.works.append(work)
         self.world.model.add(record)
 
-    def _refused(self, record: Record, error: TransferError) -> None:
+    def _refused(self, record: Record, error: Exception) -> None:
         self.world.model.refuse(record)
-        if not (record.disturbed or self.world.poisoned):
+        # Behind a lost operation there is no success: it fails at the call, or later.
+        doomed = any(earlier.lost for earlier in ancestors(record.after))
+        if not (record.disturbed or doomed or self.world.poisoned):
             self.world.report("outcome", f"{record.name} was refused without a reason: {error}")
 
     async def cancel(self) -> None:
@@ -269,7 +271,7 @@ class Owner:
         error = None if task.cancelled() else task.exception()
         if record.state.value == "prepared" and not record.settled:
             self.world.model.refuse(record)  # it never came so far as to hold anything
-        elif isinstance(error, (SubmitError, TransferError)) and not isinstance(
+        elif isinstance(error, (HoldConflict, TransferError)) and not isinstance(
             error, (OperationFailed, OperationCancelled, CompletionLost)
         ):
             self._refused(record, error)

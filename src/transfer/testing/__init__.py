@@ -6,6 +6,16 @@ Everything here is deterministic by seed and made to be used by programs that em
 
 from transfer.testing._bugs import SEEDED_BUGS
 from transfer.testing._calls import FaultyCalls, Gate
+from transfer.testing._conformance import DeviceFault, Subject, check_device
+from transfer.testing._explore import (
+    SCENES,
+    Act,
+    Exploration,
+    InvariantBroken,
+    Plan,
+    Step,
+    explore,
+)
 from transfer.testing._faulty import FaultyDevice, InjectedFault
 from transfer.testing._invariants import broken_invariants
 from transfer.testing._memory import KeptStorage, SimPool, SimStorage, memory_at, peek, poke
@@ -18,16 +28,22 @@ from transfer.testing._stream import SimEvent, SimFence, SimStream
 __all__ = [
     "CALL_FAULTS",
     "POISON",
+    "SCENES",
     "SEEDED_BUGS",
+    "Act",
     "Damage",
+    "DeviceFault",
+    "Exploration",
     "Fault",
     "FaultPlan",
     "FaultyCalls",
     "FaultyDevice",
     "Gate",
     "InjectedFault",
+    "InvariantBroken",
     "KeptStorage",
     "NaiveEngine",
+    "Plan",
     "PoisonDamaged",
     "PoisonedPool",
     "SimDevice",
@@ -36,7 +52,11 @@ __all__ = [
     "SimPool",
     "SimStorage",
     "SimStream",
+    "Step",
+    "Subject",
     "broken_invariants",
+    "check_device",
+    "explore",
     "memory_at",
     "peek",
     "poke",
