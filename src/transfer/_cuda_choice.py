@@ -91,6 +91,4 @@ class Choice:
             return (Way.KERNEL,) if fits else (Way.BATCH,)
         ways = tuple(way for way in (Way.DMA, Way.BATCH) if way in self.ways)
         kernels = tuple(way for way in self.of_pipeline(pipe, running) if way in self.ways)
-        if tables.tiles.word != 8:
-            kernels = tuple(way for way in kernels if way is not Way.MAPPED)
         return (*ways, *kernels) or (Way.BATCH,)

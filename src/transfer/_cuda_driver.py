@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NOT_READY: Final = 600
+_ILLEGAL_ADDRESS: Final = 700
 
 
 def load() -> Any:
@@ -150,7 +151,12 @@ class CudaDriver:
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             return False
-        return bool(torch.cuda.is_current_stream_capturing())
+        try:
+            return bool(torch.cuda.is_current_stream_capturing())
+        except RuntimeError as error:
+            # torch's own class of it has the number; a lost context is the one known reason.
+            code = int(getattr(error, "error_code", _ILLEGAL_ADDRESS))
+            raise CudaError(code, "cudaStreamIsCapturing", str(error).split("\n", 1)[0]) from error
 
     def event(self, *, blocking: bool) -> Any:
         """See `Driver.event`."""

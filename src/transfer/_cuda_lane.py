@@ -328,6 +328,13 @@ class Lane:
         self.driver.copy(scratch.device, scratch.host, scratch.fill(data), self.kernels)
         return scratch.device
 
+    def show(self, data: Int64Array) -> int:
+        """Put words where kernels read them in host memory until the job's mark; the address."""
+        scratch = self._scratch.pop()
+        self._borrowed.append(scratch)
+        scratch.fill(data)
+        return scratch.host
+
     def next_slot(self, writer: Any) -> Slot:
         """The next staging area, for a stream that will write to it."""
         slot = self.slots[self._turn]
@@ -374,9 +381,9 @@ class Lane:
     # Ending
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is queued."""
-        return self._queued == 0 and not self._jobs
+    def resting(self) -> bool:
+        """Whether nothing is queued yet, of the job at hand either."""
+        return self._queued == 0
 
     def close(self) -> None:
         """Give everything back; only with nothing queued and the thread ended."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 RAMP: Final = 2 << 20
 """Bytes of the chunk that nothing overlaps: the first one out, the last one in."""
+SHORT: Final = 64 << 20
+"""Bytes up to which kernels read their tables in host memory: a copy of them costs more."""
 SINGLES: Final = 64
 """Pieces that a step copies one by one."""
 FRAGMENTS: Final = 2048
@@ -40,11 +42,13 @@ class Tools(NamedTuple):
         launch: starts a kernel.
         units: multiprocessors that a kernel may use.
         burst: as many for the chunk that nothing overlaps.
+        mapped: whether kernels reach page-locked memory.
     """
 
     launch: Launcher
     units: int
     burst: int
+    mapped: bool
 
 
 def whole(job: Job, steps: Iterator[int]) -> Iterator[int]:
@@ -128,13 +132,25 @@ def _end_on_kernels(lane: Lane) -> Iterator[int]:
 
 
 def staged_out(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[int]:
-    """Kernels gather chunks into staging; the DMA engine moves the one before meanwhile."""
+    """Kernels gather chunks into staging; the DMA engine moves the one before meanwhile.
+
+    On a lane at rest, the first chunk is written by a kernel to the slots themselves, from the
+    stream of moves: the link works while the second one is gathered.
+    """
     entered = lane.enter(job, lane.kernels)
     most = portion(pipe, lane)
+    sizes = chunks(pipe.blocks, pipe.step, lane.area, outward=True)
     first = 0
     loaded = Uploaded(0, 0, 0)
     units = tools.burst
-    for count in chunks(pipe.blocks, pipe.step, lane.area, outward=True):
+    if tools.mapped and pipe.direct and lane.resting and len(sizes) > 1 and sizes[0] <= most:
+        first = sizes.pop(0)
+        entered += lane.enter(job, lane.moves)
+        tables = Uploaded(lane.show(pipe.upload(0, first, staged=False)), 0, first)
+        pipe.launch(_starter(tools, job, lane.moves, tools.units), tables, 0, 0, first)
+        yield entered + 1
+        entered, units = 0, tools.units
+    for count in sizes:
         for part in _parts(first, count, most):
             if part[0] + part[1] > loaded.first + loaded.blocks:
                 loaded = _upload(lane, pipe, part[0], min(most, pipe.blocks - part[0]), staged=True)
@@ -158,10 +174,11 @@ def staged_in(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[in
     loaded = Uploaded(0, 0, 0)
     for count in chunks(pipe.blocks, pipe.step, lane.area, outward=False):
         for part in _parts(first, count, most):
-            if part[0] + part[1] > loaded.first + loaded.blocks:
-                loaded = _upload(lane, pipe, part[0], min(most, pipe.blocks - part[0]), staged=True)
             slot = lane.next_slot(lane.moves)
             moved = lane.move(job, pipe.pieces(slot.address, *part))
+            # Behind the first move: the link works while the tables are made.
+            if part[0] + part[1] > loaded.first + loaded.blocks:
+                loaded = _upload(lane, pipe, part[0], min(most, pipe.blocks - part[0]), staged=True)
             lane.driver.record(slot.filled, lane.moves)
             lane.driver.wait(lane.kernels, slot.filled)
             last = part[0] + part[1] == pipe.blocks
@@ -176,14 +193,20 @@ def staged_in(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[in
 def direct(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[int]:
     """Kernels that read and write the blocks themselves, page-locked memory among them."""
     entered = lane.enter(job, lane.kernels)
+    # A lane with no staging areas works inside the GPU, where host memory would be the slowest part.
+    shown = tools.mapped and lane.area > 0 and pipe.nbytes <= SHORT
     for first, count in _parts(0, pipe.blocks, portion(pipe, lane)):
-        loaded = _upload(lane, pipe, first, count, staged=False)
+        if shown:
+            tables = pipe.upload(first, count, staged=False)
+            loaded = Uploaded(lane.show(tables), first, count)
+        else:
+            loaded = _upload(lane, pipe, first, count, staged=False)
         run = _starter(tools, job, lane.kernels, tools.units)
         pipe.launch(run, loaded, 0, first, count)
-        yield entered + 2
+        # After each part: a mark in between has to cover the tables that it gives back.
+        joined = lane.join_kernels() if lane.ends_with_moves else 0
+        yield entered + 2 + joined
         entered = 0
-    if lane.ends_with_moves:
-        yield lane.join_kernels()
 
 
 def _parts(first: int, count: int, most: int) -> list[tuple[int, int]]:

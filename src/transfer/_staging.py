@@ -313,6 +313,8 @@ class CopyPipeline(Pipeline):
         self.blocks = len(src)
         self.nbytes = tables.runs.total * self.blocks
         self.block_words = 2
+        # Narrow words over the link are slower than anything else.
+        self.direct = tables.tiles.word == 8
         self.runs = len(tables.runs.nbytes)
         self.page_fragment = tables.runs.total / max(self.runs, 1)
         self.host_fragment = self.page_fragment

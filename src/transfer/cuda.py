@@ -84,7 +84,7 @@ class CudaDevice:
         ordinal: int = 0,
         *,
         spin: float = 200e-6,
-        multiprocessors: int = 24,
+        multiprocessors: int = 16,
         staging: int = 16 << 20,
         table: CopyTable = H200,
         ways: Sequence[Way] = tuple(Way),
@@ -150,7 +150,7 @@ class CudaDevice:
     def check(self, work: Work) -> None:
         """See `Device.check`."""
         running = self._on()
-        if running.driver.caller_captures():
+        if self._captures(running):
             raise BadWork(
                 f"{work!r} is submitted while the current stream is being captured into a CUDA "
                 f"graph: a copy cannot become part of the graph; submit it outside the capture"
@@ -168,6 +168,16 @@ class CudaDevice:
                 visitor(work.stream, self.ordinal)
             if isinstance(work.fn, Pipeline):
                 self._check_pipeline(work.fn)
+
+    def _captures(self, running: Running) -> bool:
+        """Whether the caller captures; a lost context cannot tell, and `enqueue` refuses then."""
+        if running.signals.poison is not None:
+            return False
+        try:
+            return running.driver.caller_captures()
+        except CudaError as error:
+            running.judge(error)
+            return False
 
     def _check_pipeline(self, pipe: Pipeline) -> None:
         if not self._choice.of_pipeline(pipe, self._on()):
@@ -228,8 +238,8 @@ class CudaDevice:
         return lane
 
     def _way(self, way: Way, lane: Lane, job: Job, pipe: Pipeline) -> Iterator[int]:
-        kernels = self._on().kernels
-        tools = Tools(kernels.launch, self._units, 4 * self._units)
+        running = self._on()
+        tools = Tools(running.kernels.launch, self._units, 4 * self._units, running.mapped)
         if isinstance(pipe, CopyPipeline) and way is Way.DMA:
             return singles(lane, job, pipe)
         if isinstance(pipe, CopyPipeline) and way is Way.BATCH:

@@ -86,7 +86,9 @@ async def test_foreign_memory_with_strides_of_its_own(way: Way) -> None:  # case
     """Keys and values are halves of one tensor, rows are padded: neighbours stay untouched."""
     blocks, pad = 32, 8
     raw = torch.zeros((blocks, 2, 16, 8, 128 + pad), dtype=torch.bfloat16, device="cuda:0")
-    raw.view(torch.int16).random_()
+    # Compared as integers: random bits are sometimes NaN, which equals nothing.
+    bits = raw.view(torch.int16)
+    bits.random_()
     tensors: dict[tuple[str, int | None], torch.Tensor] = {
         ("key", 0): raw[:, 0, :, :, :128],
         ("value", 0): raw[:, 1, :, :, :128],
@@ -102,7 +104,7 @@ async def test_foreign_memory_with_strides_of_its_own(way: Way) -> None:  # case
     foreign = Pool.over(tensors, plan)
     host = PinnedPool(layout(1), blocks)
     torch.cuda.synchronize()
-    before = raw.clone()
+    before = bits.clone()
     ids = np.random.default_rng(1).permutation(blocks)[:20]
     slots = host.lease(20).handle
     async with Engine(device(ways=(way,))) as engine:
@@ -115,8 +117,8 @@ async def test_foreign_memory_with_strides_of_its_own(way: Way) -> None:  # case
         await engine.copy(slots, foreign.blocks_of(ids), after=())
     changed = torch.zeros(blocks, dtype=torch.bool, device="cuda:0")
     changed[torch.as_tensor(ids, device="cuda:0")] = True
-    assert torch.equal(raw[~changed], before[~changed])
-    assert torch.equal(raw[..., 128:], before[..., 128:])
+    assert torch.equal(bits[~changed], before[~changed])
+    assert torch.equal(bits[..., 128:], before[..., 128:])
     for name in ("key", "value"):
         got = tensors[name, 0][torch.as_tensor(ids, device="cuda:0")].contiguous().cpu()
         want = host_bytes(host, name, 0, slots.ids)
@@ -126,7 +128,7 @@ async def test_foreign_memory_with_strides_of_its_own(way: Way) -> None:  # case
 @pytest.mark.parametrize("way", [Way.BATCH, Way.STAGED, Way.MAPPED])
 async def test_a_pool_beyond_four_gigabytes(way: Way) -> None:  # case 18
     plan = BlockLayout.packed([Extent("key", (16, 8, 128), "bfloat16", layer=0)])
-    gpu = DevicePool(plan, 160_000)
+    gpu = DevicePool(plan, 170_000)
     assert gpu.storage.planes[0].stride * gpu.blocks > 5 << 30
     host = PinnedPool(plan, 4)
     lease = gpu.lease(gpu.blocks)
