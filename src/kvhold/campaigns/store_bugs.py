@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tiers._flight import Flights
 from tiers._index import Entry, Index
 from tiers._residency import Residency
 from tiers._store_core import Core
-from tiers._store_fetch import Load
+from tiers._store_fetch import Hit, Load
 from tiers._store_writes import Writes
 from tiers.disk import DiskSlot, DiskTier
 from transfer._work import FileRemove
@@ -68,7 +67,18 @@ def _key_only_hit() -> Any:
             found.append(entry)
         return found
 
-    return _replaced(Index, "leading", leading)
+    def enter(self: Hit) -> Hit:
+        self._entered = True
+        for entry in self.entries:
+            entry.leases += 1
+        return self
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with _replaced(Index, "leading", leading), _replaced(Hit, "__enter__", enter):
+            yield
+
+    return both()
 
 
 def _evict_leased() -> Any:
@@ -104,22 +114,10 @@ def _stale_publish() -> Any:
         if entry.pending == 1 and entry.residency is Residency.DOOMED and entry.error is None:
             entry.residency = Residency.FILLING
             self.filling += 1
-            self._entries_of_key(entry)
+            self.index.add(entry)
         kept(self, entry)
 
-    @contextmanager
-    def both() -> Iterator[None]:
-        def put_back(self: Core, entry: Entry) -> None:
-            self.index.add(entry)
-
-        Core._entries_of_key = put_back  # type: ignore[attr-defined]
-        try:
-            with _replaced(Core, "end_part", end_part):
-                yield
-        finally:
-            del Core._entries_of_key  # type: ignore[attr-defined]
-
-    return both()
+    return _replaced(Core, "end_part", end_part)
 
 
 def _errors_are_fine() -> Any:
@@ -129,20 +127,6 @@ def _errors_are_fine() -> Any:
             self.end_fill(fill)
 
     return _replaced(Writes, "_written", written)
-
-
-def _leave_stage_early() -> Any:
-    kept = Flights._land
-
-    def land(self: Flights, flight: Any) -> None:
-        kept(self, flight)
-        if flight.stage is not None and flight.stage._leases:
-            for lease in flight.stage._leases:
-                with lease.handle.pool.lease() as other:
-                    del other
-            flight.stage.release()
-
-    return _replaced(Flights, "_land", land)
 
 
 STORE_BUGS: Final[dict[str, Callable[[], Any]]] = {

@@ -100,8 +100,9 @@ class Schedule:
         host = HostTier.of(form.stored, form.host_names, blocks=blocks) if form.host_names else None
         quota = 6 * form.file_bytes if self.tight else None
         disk = DiskTier(self.root, quota=quota) if form.file_bytes else None
-        async with Engine(HostDevice(threads=2), FileDevice(calls=self.calls, threads=3)) as engine:
-            async with KVStore(
+        async with (
+            Engine(HostDevice(threads=2), FileDevice(calls=self.calls, threads=3)) as engine,
+            KVStore(
                 engine,
                 layout=LAYOUT,
                 placement=self.placement,
@@ -109,14 +110,15 @@ class Schedule:
                 disk=disk,
                 write_behind_bytes=form.file_bytes * (2 if self.tight else 16),
                 backpressure=self.random.choice(["wait", "refuse"]),
-            ) as store:
-                self.store, self.engine, self.pool, self.disk = store, engine, pool, disk
-                await store.recovered()
-                if self.faulty:
-                    self.calls.plan = FaultPlan(self.calls.plan.seed, rates=RATES)
-                for _ in range(STEPS):
-                    await self.step()
-                await self.finish()
+            ) as store,
+        ):
+            self.store, self.engine, self.pool, self.disk = store, engine, pool, disk
+            await store.recovered()
+            if self.faulty:
+                self.calls.plan = FaultPlan(self.calls.plan.seed, rates=RATES)
+            for _ in range(STEPS):
+                await self.step()
+            await self.finish()
         pool.close()
         if host is not None:
             host.close()
@@ -124,6 +126,7 @@ class Schedule:
     # Steps
 
     async def step(self) -> None:
+        """Do one thing, then look."""
         verbs: list[tuple[Callable[[], Any], int]] = [
             (self.put, 6),
             (self.fetch, 6),
@@ -141,6 +144,7 @@ class Schedule:
         self.look()
 
     def choose(self) -> tuple[int, int, Keys]:
+        """A sequence, and how many of its pages."""
         sequence, pages = self.random.randrange(SEQUENCES), self.random.randint(1, PAGES)
         return sequence, pages, keys_of(sequence, pages)
 
@@ -152,6 +156,7 @@ class Schedule:
         return newest + 1
 
     async def put(self) -> None:
+        """Put pages; sometimes give up, sometimes wait for them."""
         sequence, pages, keys = self.choose()
         version = self.version(sequence, pages)
         wait = self.random.random() < 0.4
@@ -178,7 +183,7 @@ class Schedule:
         self.calls.gate.shut()
         try:
             await self.put_plain()
-            sequence, pages, keys = self.choose()
+            sequence, _, keys = self.choose()
             self.drop(sequence, keys)
             await anyio.lowlevel.checkpoint()
         finally:
@@ -187,12 +192,13 @@ class Schedule:
             await self.store.drain()
 
     async def put_plain(self) -> None:
+        """Put pages whose files cannot be written yet, look, and remove them."""
         sequence, pages, keys = self.choose()
         if self.placement is Placement.SPLIT or self.placement is Placement.WHOLE_DISK:
             pages = min(pages, 2)
             keys = keys_of(sequence, pages)
         version = self.version(sequence, pages)
-        with self.pool.lease(pages) as blocks, anyio.move_on_after(0.2):
+        with self.pool.lease(pages) as blocks, anyio.move_on_after(0.02):
             fill(blocks, keys, version)
             for page in range(pages):
                 self.absent.discard((sequence, page))
@@ -203,6 +209,7 @@ class Schedule:
             self.drop(sequence, keys)
 
     async def fetch(self) -> None:
+        """Fetch what is there; sometimes give up."""
         sequence, _, keys = self.choose()
         if self.random.random() < 0.2:
             with anyio.move_on_after(self.random.random() * 0.002):
@@ -237,6 +244,7 @@ class Schedule:
             self.hits.append((sequence, hit))
 
     async def let_go(self) -> None:
+        """Use a hit that was kept, and leave it."""
         if self.hits:
             sequence, hit = self.hits.pop(self.random.randrange(len(self.hits)))
             if hit.entries and self.random.random() < 0.7:
@@ -250,20 +258,24 @@ class Schedule:
             hit.__exit__(None, None, None)
 
     def drop(self, sequence: int, keys: Keys) -> None:
+        """Remove pages; they are a miss from now on."""
         self.store.remove(keys)
         for page in range(len(keys)):
             self.absent.add((sequence, page))
 
     async def remove(self) -> None:
+        """Remove pages, and sometimes put others at once."""
         sequence, _, keys = self.choose()
         self.drop(sequence, keys)
         if self.random.random() < 0.5:
             await self.put()
 
     async def evict(self) -> None:
+        """Let a few pages go."""
         self.store.evict(self.random.randint(1, 4))
 
     async def drain(self) -> None:
+        """Wait until nothing goes on."""
         await self.store.drain()
 
     async def stand_still(self) -> None:
@@ -298,6 +310,7 @@ class Schedule:
                 raise Violation(f"{pool!r} does not add up")
 
     def look_at(self, hit: Hit, sequence: int) -> None:
+        """The pages of a hit are there as long as it is."""
         for entry in hit.entries:
             if entry.residency not in {Residency.RESIDENT, Residency.DOOMED}:
                 raise Violation(f"{entry!r} of sequence {sequence} is leased")
@@ -317,7 +330,7 @@ class Schedule:
                 raise Violation(f"{pool!r} is not free at the end")
         tiers = self.store.statistics().tiers
         if self.disk is not None:
-            files = [path for path in self.root.glob("data/*/*")]
+            files = list(self.root.glob("data/*/*"))
             real = sum(path.stat().st_blocks * 512 for path in files)
             if tiers["disk"] != (0, real, 0, 0):
                 raise Violation(f"{tiers['disk']} is counted, {real} bytes are there")
