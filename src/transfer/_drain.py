@@ -117,6 +117,8 @@ async def leave_owned(op: Operation, ledger: Ledger, reaper: Reaper, *, leave: b
     ledger.cancel(op)
     if leave or not any(hold.handle.pool.foreign for hold in op.holds):
         return
+    if op.fence is None:
+        mend(ledger, [op.lane])  # it was struck while it was posted
 
     def decided() -> bool:
         reaper.reap()  # what an interrupt kept from being reaped
@@ -137,9 +139,10 @@ def mend(ledger: Ledger, lanes: list[Lane]) -> None:
     posting.
     """
     live = [op for lane in lanes for op in lane.live]
-    for op in dict.fromkeys([*live, *(earlier for op in live for earlier in op.before)]):
-        if op.settled:
-            ledger._finish(op)
+    before = [earlier for op in live for earlier in op.before]
+    for ended in dict.fromkeys((*live, *before)):
+        if ended.settled:
+            ledger._finish(ended)
     ledger.advance()
     for op in live:
         if op.state is State.PREPARED:
