@@ -363,7 +363,7 @@ class Ledger:
                     later.before.pop(op, None)
                     self._ready.append(later)
             op.after = UNLINKED
-        if op.posted and op.before:
+        if op.posted and op.before and not op.doomed:
             op.before = UNLINKED
         self._wake(op)
         lane = op.lane

@@ -39,7 +39,7 @@ def lineage(after: Iterable[Operation]) -> Lineage:
     """The operations that ``after=`` really waits for.
 
     A settled one waits for nothing, but one that settled without ever running stands for its own
-    predecessors.
+    predecessors, and a doomed one for those that are still lost.
     """
     met = list(dict.fromkeys(after))
     known = set(met)
@@ -47,7 +47,7 @@ def lineage(after: Iterable[Operation]) -> Lineage:
     for op in met:
         if op.state not in SETTLED:
             waits[op] = None
-        elif not op.posted:
+        elif op.doomed or not op.posted:
             fresh = [earlier for earlier in op.before if earlier not in known]
             known.update(fresh)
             met.extend(fresh)
