@@ -193,6 +193,36 @@ def test_new_operations_behind_a_lost_one_fail_at_once(depth: int) -> None:
         rig.submit(writes=[block])
 
 
+@pytest.mark.parametrize("ending", ["signaled", "cancelled"])
+def test_a_doomed_one_that_has_ended_stands_for_what_is_still_lost(ending: str) -> None:
+    rig = Rig(streams=True)
+    block = rig.pool.lease().handle
+    lost = rig.submit(writes=[block])
+    middle = rig.submit(after=[lost])
+    if ending == "cancelled":
+        rig.ledger.cancel(middle)
+    rig.signal(lost, lost=True)
+    rig.signal(middle)
+    assert middle.state is (CANCELLED if ending == "cancelled" else FAILED)
+    newcomer = rig.submit(writes=[block], after=[middle])
+    assert newcomer.state is FAILED
+    rig.signal(lost)
+    assert rig.submit(writes=[block], after=[middle]).state is IN_FLIGHT
+    assert list(middle.before) == []
+
+
+def test_one_that_was_lost_and_proven_quiet_stands_for_what_it_was_behind() -> None:
+    rig = Rig(streams=True)
+    block = rig.pool.lease().handle
+    first = rig.submit(writes=[block])
+    middle = rig.submit(after=[first])
+    rig.signal(middle, lost=True)
+    rig.signal(middle)
+    assert states(first, middle) == [IN_FLIGHT, FAILED]
+    behind = rig.submit(writes=[block], after=[middle])
+    assert rig.device.log[-1] == (behind.work, (first.fence,))
+
+
 def test_a_stream_that_covers_a_lost_operation_dooms_what_follows() -> None:
     rig = Rig(streams=True)
     lost = rig.submit()
