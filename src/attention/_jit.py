@@ -202,10 +202,10 @@ def decode(  # noqa: PLR0917 - a kernel
     acc = tl.zeros([rows, width], tl.float32)
     for start in tl.range(begin, middle, tokens, num_stages=stages):
         keys, values, scales = _tile(
-            *(key, value, scale, indices, first, count, start, end, kv),
-            *(k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head),
-            *(True, tokens, page, dim, width, by_token),
-        )
+            key, value, scale, indices, first, count, start, end, kv,
+            k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head,
+            whole=True, tokens=tokens, page=page, dim=dim, width=width, by_token=by_token,
+        )  # fmt: skip
         peak, total, acc = _step(
             q,
             keys,
@@ -221,10 +221,10 @@ def decode(  # noqa: PLR0917 - a kernel
         )
     for start in tl.range(middle, end, tokens, num_stages=1):
         keys, values, scales = _tile(
-            *(key, value, scale, indices, first, count, start, end, kv),
-            *(k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head),
-            *(False, tokens, page, dim, width, by_token),
-        )
+            key, value, scale, indices, first, count, start, end, kv,
+            k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head,
+            whole=False, tokens=tokens, page=page, dim=dim, width=width, by_token=by_token,
+        )  # fmt: skip
         seen = (start + n < end)[None, :]
         peak, total, acc = _step(
             q, keys, values, scales, seen, peak, total, acc, factor, whole=False, by_token=by_token
@@ -333,10 +333,10 @@ def prefill(  # noqa: PLR0917 - a kernel
     acc = tl.zeros([rows, width], tl.float32)
     for start in tl.range(0, middle, tokens, num_stages=stages):
         keys, values, scales = _tile(
-            *(key, value, scale, indices, first, count, start, end, kv),
-            *(k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head),
-            *(True, tokens, page, dim, width, by_token),
-        )
+            key, value, scale, indices, first, count, start, end, kv,
+            k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head,
+            whole=True, tokens=tokens, page=page, dim=dim, width=width, by_token=by_token,
+        )  # fmt: skip
         peak, total, acc = _step(
             q,
             keys,
@@ -352,10 +352,10 @@ def prefill(  # noqa: PLR0917 - a kernel
         )
     for start in tl.range(middle, end, tokens, num_stages=1):
         keys, values, scales = _tile(
-            *(key, value, scale, indices, first, count, start, end, kv),
-            *(k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head),
-            *(False, tokens, page, dim, width, by_token),
-        )
+            key, value, scale, indices, first, count, start, end, kv,
+            k_page, k_slot, k_head, v_page, v_slot, v_head, s_page, s_slot, s_head,
+            whole=False, tokens=tokens, page=page, dim=dim, width=width, by_token=by_token,
+        )  # fmt: skip
         seen = (start + n < end)[None, :] & (start + n[None, :] <= limit[:, None])
         peak, total, acc = _step(
             q, keys, values, scales, seen, peak, total, acc, factor, whole=False, by_token=by_token

@@ -20,7 +20,12 @@ from kvhold.bench import attention_check
 from tiers._layout import PageOrder, ScaleScope
 from transfer import Copy, Engine, HostDevice
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.may_block,  # modules are built, and results compared, on the loop's thread
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),  # FlashInfer and what it imports warn on import
+]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 

@@ -14,7 +14,9 @@ from transfer import Blocks, Copy, Engine, FileDevice, HostDevice
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.anyio,
+    pytest.mark.may_block,  # modules are built, and results compared, on the loop's thread
     pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),  # FlashInfer and what it imports warn on import
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
 PAGES, PAGE, LAYERS, HEADS = 32, 16, 2, 8
