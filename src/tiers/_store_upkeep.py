@@ -138,7 +138,20 @@ async def open_tier(core: Core, disk: DiskTier) -> None:
 
 def _give_back(core: Core, disk: DiskTier, op: Operation) -> None:
     if op.settled:
-        core.runner.engine.submit_nowait(Launch(disk.close), name="close")
+        release_tier(core, disk)
+
+
+def release_tier(core: Core, disk: DiskTier) -> None:
+    """Let others have the folder. Not an awaited call, which a cancellation would skip."""
+    try:
+        core.runner.submit(Launch(disk.close), _nothing, name="close")
+    except TransferError:
+        disk.close()  # the engine takes no work: a few system calls here
+
+
+def _nothing(op: Operation) -> None:
+    """Nothing follows from its end."""
+    del op
 
 
 def _raise(op: Operation) -> None:

@@ -13,11 +13,11 @@ from tiers._store_core import Core
 from tiers._store_fetch import Hit, Load
 from tiers._store_put import Put, PutFailed, Ticket
 from tiers._store_report import StoreStatistics, VerifyReport, observe, verify
-from tiers._store_upkeep import Recovery, open_tier
+from tiers._store_upkeep import Recovery, open_tier, release_tier
 from transfer._drain import wait_unstoppable
 from transfer._errors import EngineClosed, LayoutMismatch, LeaseError
 from transfer._wait import wait_woken
-from transfer._work import Launch, handle_of
+from transfer._work import handle_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -214,8 +214,7 @@ class KVStore:
                 core.remove(entry)
         strikes.append(await self._settle(self._deadline))
         if self._disk is not None:
-            op = await self.engine.submit(Launch(self._disk.close), name="close")
-            core.runner.watch(op, lambda _: core.wake())
+            release_tier(core, self._disk)
             strikes.append(await self._settle(self._deadline))
         try:
             core.stages.close()

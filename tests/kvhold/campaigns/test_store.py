@@ -29,12 +29,9 @@ def test_a_campaign_is_right_and_finds_every_bug() -> None:
 
 
 def test_a_report_with_a_violation_is_not_right() -> None:
-    report = StoreReport()
-    assert report.right
-    report.bugs["bug"] = (None, "")
-    assert not report.right
-    report.bugs["bug"] = (1, "seen")
-    report.failed[7] = "wrong bytes"
+    assert StoreReport().right
+    assert not StoreReport(bugs={"bug": (None, "")}).right
+    report = StoreReport(bugs={"bug": (1, "seen")}, failed={7: "wrong bytes"})
     assert not report.right
     console = Console(record=True, width=120)
     show(report, console)
