@@ -104,10 +104,9 @@ class Builds:
         wanted = keys()[: first or None]
         specs = [library.spec(key) for key in wanted]
         specs[2:2] = attention_time.stock_specs(library)
-        last = attention_time.fa3_spec(library) if fa3 else None
+        if fa3:  # takes longest, so it comes first
+            self._last = self._pool.submit(attention_time.fa3_spec(library).build, verbose=False)
         self._futures = [self._pool.submit(spec.build, verbose=False) for spec in specs]
-        if last is not None:
-            self._last = self._pool.submit(last.build, verbose=False)
 
     def wait(self) -> None:
         """Until all of them are there.
