@@ -1,7 +1,8 @@
 """``python -m kvhold.bench.gpu --out DIR``: the GPU, part by part, each in a process of its own.
 
 A part that fails or outlasts its limit costs its own figures only. Every part writes one JSON file;
-`gpu.json` joins them with the conditions that they were taken under.
+`gpu.json` joins them with the conditions that they were taken under. The parts `tune` and `table`
+come first, and the others use what those found in the same folder.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ import typer
 from rich.console import Console
 
 from kvhold.bench import gpu_cast, gpu_copy, gpu_latency, gpu_tune
+from kvhold.bench.gpu_rig import Settings
 from kvhold.bench.pairs import conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Part = Callable[[bool], dict[str, Any]]
+    Part = Callable[[bool, Settings], dict[str, Any]]
 
 PARTS: dict[str, tuple[Part, float]] = {
     "tune": (gpu_tune.measure, 60.0),
     "table": (gpu_tune.table, 60.0),
-    "pages": (gpu_copy.pages, 120.0),
+    "pages": (gpu_copy.pages, 110.0),
     "two_way": (gpu_copy.two_way, 40.0),
     "fragments": (gpu_copy.fragments, 60.0),
     "cast": (gpu_cast.measure, 60.0),
@@ -85,7 +87,7 @@ def main(
     """Measure, show, and keep the figures with the conditions they were taken under."""
     out.mkdir(parents=True, exist_ok=True)
     if part:
-        figures = PARTS[part][0](short)
+        figures = PARTS[part][0](short, Settings.of(out))
         (out / f"{part}.json").write_bytes(msgspec.json.encode(figures))
         return
     console = Console(width=160)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kvhold.bench.gpu_rig import MIB, Bare, direct, gigabytes, page_layout, rounds, scattered
+from kvhold.bench.gpu_rig import (
+    MIB,
+    Bare,
+    Settings,
+    direct,
+    gigabytes,
+    page_layout,
+    rounds,
+    scattered,
+)
 from tiers._layout import PageLayout, PageOrder, ScaleScope
 from transfer.cuda import DevicePool, PinnedPool, Way
 
 
-def measure(short: bool) -> dict[str, Any]:
+def measure(short: bool, settings: Settings) -> dict[str, Any]:
     """Pack and unpack by scope and size: BF16-equivalent rate over the link's rate."""
     import torch  # noqa: PLC0415 - only where there is a GPU
 
@@ -38,8 +47,8 @@ def measure(short: bool) -> dict[str, Any]:
                 work = cast.pack(pages, key, value) if outward else cast.unpack(key, value, pages)
                 link = functools.partial(bare.seconds, total * MIB, outward=outward)
                 with (
-                    direct(ways=(Way.STAGED,)) as staged,
-                    direct(ways=(Way.MAPPED,)) as mapped,
+                    direct(settings, ways=(Way.STAGED,)) as staged,
+                    direct(settings, ways=(Way.MAPPED,)) as mapped,
                 ):
                     contiguous, one, other = rounds(
                         5 if short else 11,

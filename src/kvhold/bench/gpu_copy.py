@@ -12,6 +12,7 @@ from kvhold.bench.gpu_rig import (
     MIB,
     Bare,
     Direct,
+    Settings,
     direct,
     gigabytes,
     median,
@@ -21,7 +22,7 @@ from kvhold.bench.gpu_rig import (
     scattered,
 )
 from transfer import BlockLayout, Blocks, Copy, Engine, Extent
-from transfer.cuda import CudaDevice, DevicePool, PinnedPool, Way
+from transfer.cuda import DevicePool, PinnedPool, Way
 
 if TYPE_CHECKING:
     from transfer import Pool
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 WAYS = (Way.STAGED, Way.MAPPED, Way.BATCH, Way.DMA)
 
 
-def pages(short: bool) -> dict[str, Any]:
+def pages(short: bool, settings: Settings) -> dict[str, Any]:
     """Every size and both directions, by the way that is chosen and by each way alone."""
     rows: list[dict[str, Any]] = []
-    count = 7 if short else 15
+    count = 7 if short else 21
     for layers in (32, 64):
         layout = page_layout(layers)
         each = layout.nbytes
@@ -44,8 +45,11 @@ def pages(short: bool) -> dict[str, Any]:
         for total in totals:
             blocks = total * MIB // each
             some = (source[:blocks], target[:blocks])
-            rows += [_row(bare, layers, *some, outward=out, count=count) for out in (True, False)]
-        rows += _scattered_slots(bare, layers, source, target, count)
+            rows += [
+                _row(settings, bare, layers, *some, outward=out, count=count)
+                for out in (True, False)
+            ]
+        rows += _scattered_slots(settings, bare, layers, (source, target), count=count)
         bare.close()
         host.close()
         gpu.close()
@@ -53,26 +57,34 @@ def pages(short: bool) -> dict[str, Any]:
 
 
 def _row(
-    bare: Bare, layers: int, source: Blocks, target: Blocks, *, outward: bool, count: int
+    settings: Settings,
+    bare: Bare,
+    layers: int,
+    source: Blocks,
+    target: Blocks,
+    *,
+    outward: bool,
+    count: int,
 ) -> dict[str, Any]:
     work = Copy(source, target) if outward else Copy(target, source)
     nbytes = work.nbytes
     limit = functools.partial(bare.seconds, nbytes, outward=outward)
     found: dict[str, float] = {}
-    with direct() as chosen:
+    with direct(settings) as chosen:
         plan = chosen.device.plan(work)
         contiguous, ours = rounds(count, limit, lambda: chosen.seconds(work))
+        posting = median(chosen.posting)
     for way in WAYS:
         if way is Way.DMA and nbytes > 256 * MIB:
             continue
-        with direct(ways=(way,)) as one:
+        with direct(settings, ways=(way,)) as one:
             turns = 3 if way is Way.DMA else count
             found[way.name] = gigabytes(
                 nbytes, rounds(turns, functools.partial(one.seconds, work))[0]
             )
     if nbytes <= 256 * MIB and outward:
         found["tensor.copy_"] = gigabytes(nbytes, _by_tensors(source, target))
-    engine = anyio.run(_by_engine, work, count, backend_options={"use_uvloop": True})
+    engine = anyio.run(_by_engine, settings, work, count, backend_options={"use_uvloop": True})
     return {
         "layers": layers,
         "MiB": nbytes // MIB,
@@ -82,6 +94,7 @@ def _row(
         "link": gigabytes(nbytes, contiguous),
         "ours": gigabytes(nbytes, ours),
         "fraction": contiguous / ours,
+        "posting_us": posting * 1e6,
         "engine": gigabytes(nbytes, engine),
         "engine_fraction": contiguous / engine,
         "ways": found,
@@ -92,20 +105,28 @@ def _line(row: dict[str, Any]) -> str:
     ways = " ".join(f"{name}={rate:.1f}" for name, rate in row["ways"].items())
     return (
         f"{row['layers']:3} layers {row['MiB']:5} MiB {row['pages']:4} pages {row['direction']:3} "
-        f"link {row['link']:5.1f} ours {row['ours']:5.1f} ({row['way']}) = {row['fraction']:.3f}; "
+        f"link {row['link']:5.1f} ours {row['ours']:5.1f} ({row['way']}) = {row['fraction']:.3f}, "
+        f"posted in {row['posting_us']:.0f} us; "
         f"engine {row['engine_fraction']:.3f}; {ways}"
     )
 
 
 def _scattered_slots(
-    bare: Bare, layers: int, source: Blocks, target: Blocks, count: int
+    settings: Settings,
+    bare: Bare,
+    layers: int,
+    ends: tuple[Blocks, Blocks],
+    *,
+    count: int,
 ) -> list[dict[str, Any]]:
     """Slots that do not follow one another, at 256 MiB."""
+    source, target = ends
     blocks = 256 * MIB // source.pool.layout.nbytes
     apart = Blocks(target.pool, target.ids[::2][:blocks], target.generations[::2][:blocks])
     found = []
     for outward in (True, False):
-        row = _row(bare, layers, source[:blocks], apart, outward=outward, count=count)
+        some = (source[:blocks], apart)
+        row = _row(settings, bare, layers, *some, outward=outward, count=count)
         found.append({**row, "direction": "out*" if outward else "in*"})
     return found
 
@@ -132,9 +153,9 @@ def _by_tensors(source: Blocks, target: Blocks) -> float:
     return median([once() for _ in range(3)])
 
 
-async def _by_engine(work: Copy, count: int) -> float:
+async def _by_engine(settings: Settings, work: Copy, count: int) -> float:
     times = []
-    async with Engine(CudaDevice(0, spin=float("inf"))) as engine:
+    async with Engine(settings.device(spin=float("inf"))) as engine:
         for _ in range(count + 2):
             began = time.perf_counter()
             await engine.run(work, after=())
@@ -142,7 +163,7 @@ async def _by_engine(work: Copy, count: int) -> float:
     return median(times[2:])
 
 
-def two_way(short: bool) -> dict[str, Any]:
+def two_way(short: bool, settings: Settings) -> dict[str, Any]:
     """Both directions at once against the same of contiguous copies."""
     layout = page_layout(32)
     rows = []
@@ -152,7 +173,7 @@ def two_way(short: bool) -> dict[str, Any]:
         near, far = scattered(gpu, 2 * blocks), host.lease(2 * blocks).handle
         work = (Copy(near[:blocks], far[:blocks]), Copy(far[blocks:], near[blocks:]))
         bare = Bare(total * MIB)
-        with direct() as one:
+        with direct(settings) as one:
             limit, ours = rounds(
                 7 if short else 15,
                 functools.partial(bare.both, total * MIB),
@@ -177,7 +198,7 @@ def two_way(short: bool) -> dict[str, Any]:
     return {"rows": rows, "lines": lines}
 
 
-def fragments(short: bool) -> dict[str, Any]:
+def fragments(short: bool, settings: Settings) -> dict[str, Any]:
     """Small pages: rate by size and count at equal totals; slots in a row, and apart."""
     rows = []
     for total in (64,) if short else (64, 256):
@@ -186,7 +207,7 @@ def fragments(short: bool) -> dict[str, Any]:
             blocks = total * MIB // (kib << 10)
             gpu, host = DevicePool(layout, 2 * blocks), PinnedPool(layout, 2 * blocks)
             near = scattered(gpu, blocks)
-            rows += _fragment_rows(near, host, kib, total, 5 if short else 11)
+            rows += _fragment_rows(settings, near, host, count=5 if short else 11)
             host.close()
             gpu.close()
     best = {(r["MiB"], r["slots"], r["direction"]): r["chosen"] for r in rows if r["KiB"] == 64}
@@ -202,7 +223,7 @@ def fragments(short: bool) -> dict[str, Any]:
 
 
 def _fragment_rows(
-    near: Blocks, host: Pool, kib: int, total: int, count: int
+    settings: Settings, near: Blocks, host: Pool, *, count: int
 ) -> list[dict[str, Any]]:
     blocks = len(near)
     every = host.lease(2 * blocks).handle
@@ -212,17 +233,17 @@ def _fragment_rows(
     for slots, far in (("row", row), ("apart", apart)):
         for outward in (True, False):
             work = Copy(near, far) if outward else Copy(far, near)
-            with direct() as one:
+            with direct(settings) as one:
                 way = one.device.plan(work).way.name
                 chosen = _rate(one, work, count)
             ways = {}
             for single in (Way.STAGED, Way.MAPPED, Way.BATCH):
-                with direct(ways=(single,)) as one:
+                with direct(settings, ways=(single,)) as one:
                     ways[single.name] = _rate(one, work, count)
             found.append(
                 {
-                    "KiB": kib,
-                    "MiB": total,
+                    "KiB": host.layout.nbytes >> 10,
+                    "MiB": round(work.nbytes / MIB),
                     "count": blocks,
                     "slots": slots,
                     "direction": "out" if outward else "in",

@@ -9,15 +9,24 @@ from typing import Any
 
 import anyio
 
-from kvhold.bench.gpu_rig import MIB, Bare, gigabytes, median, page_layout, page_pools, scattered
+from kvhold.bench.gpu_rig import (
+    MIB,
+    Bare,
+    Settings,
+    gigabytes,
+    median,
+    page_layout,
+    page_pools,
+    scattered,
+)
 from kvhold.bench.pairs import percentile
 from transfer import BlockLayout, Copy, Engine, Extent
 from transfer.cuda import CudaDevice, DevicePool, PinnedPool, Way
 
 
-def latency(short: bool) -> dict[str, Any]:
+def latency(short: bool, settings: Settings) -> dict[str, Any]:
     """4 MiB and 4 KiB from the GPU to a coroutine, on each loop, spinning and blocking."""
-    count = 300 if short else 1000
+    count = 300 if short else 600
     rows = []
     for nbytes in (4 * MIB, 4096):
         layout = BlockLayout((Extent("bytes", (nbytes,), "uint8"),), (nbytes,))
@@ -27,7 +36,7 @@ def latency(short: bool) -> dict[str, Any]:
         for loop in ("uvloop", "asyncio", "trio"):
             for spin, mode in ((float("inf"), "spin"), (200e-6, "spin 200 us"), (0.0, "block")):
                 limit = [bare.seconds(nbytes, outward=True) for _ in range(count)]
-                run = functools.partial(_wait_for, work, spin, count)
+                run = functools.partial(_wait_for, settings, work, spin, count)
                 options = {} if loop == "trio" else {"use_uvloop": loop == "uvloop"}
                 backend = "trio" if loop == "trio" else "asyncio"
                 row = anyio.run(run, backend=backend, backend_options=options)
@@ -47,9 +56,9 @@ def latency(short: bool) -> dict[str, Any]:
     return {"rows": rows, "lines": lines}
 
 
-async def _wait_for(work: Copy, spin: float, count: int) -> dict[str, Any]:
+async def _wait_for(settings: Settings, work: Copy, spin: float, count: int) -> dict[str, Any]:
     call, posted = [], []
-    async with Engine(CudaDevice(0, spin=spin)) as engine:
+    async with Engine(settings.device(spin=spin)) as engine:
         for _ in range(50):
             await engine.run(work, after=())
         loop_cpu, process_cpu = time.thread_time(), time.process_time()
@@ -64,7 +73,7 @@ async def _wait_for(work: Copy, spin: float, count: int) -> dict[str, Any]:
         loop_cpu, process_cpu = time.thread_time() - loop_cpu, time.process_time() - process_cpu
         await anyio.sleep(0.2)
         before = switches()
-        await anyio.sleep(1.0)
+        await anyio.sleep(0.5)
         idle = switches() - before
     return {
         "call": median(call),
@@ -92,19 +101,19 @@ def switches() -> int:
     return total
 
 
-def gemm(short: bool) -> dict[str, Any]:
+def gemm(short: bool, settings: Settings) -> dict[str, Any]:
     """A BF16 matrix product alone and while pages leave at full rate."""
     layout = page_layout(32)
     gpu, host = page_pools(layout, 256, 128)
     pages, slots = scattered(gpu, 128), host.lease(128).handle
     rows = []
     for way in (Way.STAGED, Way.MAPPED):
-        for units in (8, 16, 24) if short else (4, 8, 12, 16, 24, 32):
+        for units in (8, 16) if short else (4, 8, 16, 32):
             for outward in (True, False):
                 work = Copy(pages, slots) if outward else Copy(slots, pages)
                 row = anyio.run(
                     _beside_gemm,
-                    CudaDevice(0, spin=200e-6, ways=(way,), multiprocessors=units),
+                    settings.device(spin=200e-6, ways=(way,), multiprocessors=units),
                     work,
                     4 if short else 10,
                     backend_options={"use_uvloop": True},

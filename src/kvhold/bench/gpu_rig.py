@@ -5,21 +5,57 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+import msgspec
 import numpy as np
 
 from transfer import BlockLayout, Blocks, Copy, Extent
 from transfer._cuda_driver import CudaDriver
 from transfer._cuda_watch import CudaFence
-from transfer.cuda import CudaDevice, DevicePool, PinnedPool
+from transfer.cuda import H200, CopyTable, CudaDevice, DevicePool, PinnedPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from transfer import Launch, Pool
 
 MIB = 1 << 20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How devices are made: by default, or as this run has found best.
+
+    Attributes:
+        multiprocessors, staging, table: as for `CudaDevice`.
+    """
+
+    multiprocessors: int = 16
+    staging: int = 16 * MIB
+    table: CopyTable = H200
+
+    @classmethod
+    def of(cls, folder: Path) -> Settings:
+        """What the parts `tune` and `table` have left in a folder, else the defaults."""
+        best: dict[str, int] = {}
+        tune, table = folder / "tune.json", folder / "table.json"
+        if tune.exists():
+            best = dict(msgspec.json.decode(tune.read_bytes())["best"])
+        found = H200
+        if table.exists():
+            found = CopyTable.parse(str(msgspec.json.decode(table.read_bytes())["table"]))
+        return cls(table=found, **best)
+
+    def device(self, **options: Any) -> CudaDevice:
+        """A device; `options` win."""
+        own = {"multiprocessors": self.multiprocessors, "staging": self.staging}
+        return CudaDevice(0, **{**own, "table": self.table, **options})
+
+
 SHAPE = (16, 8, 128)
 """A page: 16 tokens, 8 heads, 128 elements."""
 
@@ -99,10 +135,15 @@ class Bare:
 
 @final
 class Direct:
-    """A device driven by hand, without engine and loop: what the copies themselves take."""
+    """A device driven by hand, without engine and loop: what the copies themselves take.
+
+    Attributes:
+        posting: seconds that the calls took which posted the copies, one for each `seconds`.
+    """
 
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
+        self.posting: list[float] = []
         device.start()
         assert device._running is not None  # noqa: S101 - just started
         self.driver = device._running.driver
@@ -123,9 +164,12 @@ class Direct:
     def seconds(self, *work: Copy | Launch) -> float:
         """From the call to the end of all of it."""
         began = time.perf_counter()
-        for fence in [self.post(item) for item in work]:
+        fences = [self.post(item) for item in work]
+        posted = time.perf_counter()
+        for fence in fences:
             self.wait(fence)
         took = time.perf_counter() - began
+        self.posting.append(posted - began)
         self.settle()
         return took
 
@@ -143,9 +187,9 @@ class Direct:
 
 
 @contextmanager
-def direct(**options: Any) -> Iterator[Direct]:
+def direct(settings: Settings, **options: Any) -> Iterator[Direct]:
     """A device driven by hand, closed at the end."""
-    made = Direct(CudaDevice(0, spin=float("inf"), **options))
+    made = Direct(settings.device(spin=float("inf"), **options))
     try:
         yield made
     finally:
