@@ -31,11 +31,11 @@ PARTS: dict[str, tuple[Part, float]] = {
     "tune": (gpu_tune.measure, 60.0),
     "table": (gpu_tune.table, 60.0),
     "pages": (gpu_copy.pages, 110.0),
+    "cast": (gpu_cast.measure, 60.0),
+    "latency": (gpu_latency.latency, 60.0),
+    "gemm": (gpu_latency.gemm, 60.0),
     "two_way": (gpu_copy.two_way, 40.0),
     "fragments": (gpu_copy.fragments, 60.0),
-    "cast": (gpu_cast.measure, 60.0),
-    "gemm": (gpu_latency.gemm, 60.0),
-    "latency": (gpu_latency.latency, 60.0),
 }
 """What is measured, and seconds that it may take."""
 
@@ -92,7 +92,7 @@ def main(
         return
     console = Console(width=160)
     report: dict[str, Any] = {
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python -m kvhold.bench.gpu", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": versions(),
         "conditions": conditions(),
