@@ -43,8 +43,11 @@ class Reaper:
                 call()
 
         for lane in self._lanes:
-            lane.device.completions.wake = wake
-        self._ring()
+            queue = lane.device.completions
+            queue.wake = wake
+            queue.open()  # a wake-up that nobody was there to hear is not on its way any more
+            if queue.items:
+                queue.ring()
 
     def detach(self) -> None:
         """Leave completions where they are; they are late proofs for `wait_sync`."""
