@@ -151,15 +151,17 @@ class Book:
                 if hold.writing or (not writing and hold.owner in known):
                     break
         if self._large and busy:
-            yield from self._large_conflicts(busy, writing=writing)
+            yield from self._large_conflicts(busy, known, writing=writing)
 
-    def _large_conflicts(self, busy: list[int], *, writing: bool) -> Iterator[Hold]:
+    def _large_conflicts(
+        self, busy: list[int], known: Container[object], *, writing: bool
+    ) -> Iterator[Hold]:
         left = np.array(busy, dtype=np.int64)
         for hold in reversed(self._large):
             covered = np.isin(left, hold.handle.ids)
             if covered.any() and (writing or hold.writing):
                 yield hold
-            if hold.writing:
+            if hold.writing or (not writing and hold.owner in known):
                 left = left[~covered]
                 if not len(left):
                     return

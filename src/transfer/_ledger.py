@@ -342,9 +342,9 @@ class Ledger:
                     f"{lane.device.name}: {nbytes} bytes are quarantined, at most {bound} allowed"
                 )
         self._wake(op)
-        if lane.leave(op):
-            lane.losses += op in lane.lost
-            self._left(lane)
+        lane.leave(op)
+        lane.losses += op in lane.lost
+        self._left(lane)
 
     def _settle(self, op: Operation, event: Event, error: TransferError | None) -> None:
         op.error = error
@@ -363,8 +363,6 @@ class Ledger:
                     later.before.pop(op, None)
                     self._ready.append(later)
             op.after = UNLINKED
-        if op.posted and op.before and not op.doomed:
-            op.before = UNLINKED
         self._wake(op)
         lane = op.lane
         if lane.leave(op):

@@ -63,48 +63,21 @@ def link(earlier: Operation, later: Operation) -> None:
 
 def unordered(handle: Handle, preds: dict[Operation, None], *, writing: bool) -> Hold | None:
     """The first hold that a newcomer behind `preds` would overlap without order, if any."""
-    missing = [
-        hold
+    missing = {
+        cast("Operation", hold.owner): hold
         for hold in handle.pool.book.conflicts(handle, writing=writing, known=preds)
         if hold.owner not in preds
-    ]
-    if not missing:
-        return None
-    oldest = min(cast("Operation", hold.owner).serial for hold in missing)
+    }
+    oldest = min((owner.serial for owner in missing), default=0)
     seen = set(preds)
     stack = list(preds)
     while stack and missing:
-        op = stack.pop()
-        missing = [hold for hold in missing if not _behind(op, hold, handle)]
-        fresh = [earlier for earlier in op.before if earlier not in seen]
-        seen.update(fresh)
-        stack.extend(earlier for earlier in fresh if earlier.serial >= oldest)
-    return missing[0] if missing else None
-
-
-def _behind(op: Operation, hold: Hold, handle: Handle) -> bool:
-    """Whether `op` is known to be ordered behind the owner of a conflicting hold on `handle`.
-
-    So it is when it holds the same blocks itself and had to be ordered when it took them.
-    """
-    owner = cast("Operation", hold.owner)
-    if owner in op.before or owner is op:
-        return True
-    return op.serial > owner.serial and any(
-        (own.writing or hold.writing) and _same(own.handle, handle) for own in op.holds
-    )
-
-
-def _same(one: Handle, other: Handle) -> bool:
-    """Whether two handles are sure to name the same blocks."""
-    if one is other:
-        return True
-    return (
-        isinstance(one, Block)
-        and isinstance(other, Block)
-        and one.pool is other.pool
-        and one.id == other.id
-    )
+        for earlier in stack.pop().before:
+            if earlier not in seen and earlier.serial >= oldest:
+                seen.add(earlier)
+                stack.append(earlier)
+                missing.pop(earlier, None)
+    return next(iter(missing.values()), None)
 
 
 def descendants(op: Operation) -> list[Operation]:
