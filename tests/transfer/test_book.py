@@ -224,6 +224,17 @@ def test_a_reader_looks_no_further_than_a_reader_that_it_follows() -> None:
     assert owners(writing=True, known={"first"}) == ["second", "first", "load"]
 
 
+def test_so_it_is_with_large_holds() -> None:
+    pool = HostPool(BlockLayout.raw(8), BLOCKS)
+    blocks = pool.lease(2 * LARGE).handle
+    load, first = Hold(blocks, "load", True), Hold(blocks[: LARGE + 1], "first", False)
+    pool.book.take(load)
+    pool.book.take(first)
+    assert list(pool.book.conflicts(blocks, writing=False, known={"first"})) == [load]
+    assert list(pool.book.conflicts(blocks[:4], writing=False, known={"first"})) == []
+    assert list(pool.book.conflicts(blocks[:4], writing=True, known={"first"})) == [first, load]
+
+
 def test_the_search_goes_on_for_blocks_that_the_newest_writer_has_not() -> None:
     pool = HostPool(BlockLayout.raw(8), BLOCKS)
     blocks = pool.lease(2 * LARGE).handle

@@ -167,8 +167,21 @@ def test_a_faulty_trace_hook_changes_no_result(
     assert rig.ledger.tracer.errors == (4 if faulty else 0)
 
 
+def test_a_hook_may_cancel_while_others_are_being_posted() -> None:
+    def hook(step: Transition) -> None:
+        if (step.serial, step.event) == (2, Event.SUBMIT):
+            rig.ledger.cancel(aside)
+
+    rig = Rig(trace=hook)
+    first = rig.submit()
+    behind = [rig.submit(after=[first]) for _ in range(3)]
+    aside = rig.submit(lane=0)
+    rig.signal(first)
+    assert states(first, *behind, aside) == [COMPLETED, IN_FLIGHT, IN_FLIGHT, IN_FLIGHT, ABANDONED]
+    assert len(rig.device.log) == 5
+
+
 def test_a_hook_may_cancel_what_it_sees() -> None:
-    rig = Rig(streams=True)
     ops: list[Operation] = []
 
     def hook(step: Transition) -> None:

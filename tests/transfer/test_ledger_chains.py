@@ -41,6 +41,19 @@ def test_a_long_chain_that_signals_backwards_completes() -> None:
     assert {op.state for op in ops} == {COMPLETED}
 
 
+@pytest.mark.parametrize("blocks", [1, 12], ids=["one block", "a large hold"])
+def test_many_readers_behind_each_other_and_a_writer_behind_them(blocks: int) -> None:
+    rig = Rig(streams=True)
+    handle = rig.pool.lease(blocks).handle
+    ops = [rig.submit(writes=[handle])]
+    for _ in range(LONG // (1 if blocks == 1 else 10)):
+        ops.append(rig.submit(reads=[handle], after=ops[-1:]))
+    ops.append(rig.submit(writes=[handle], after=ops[-1:]))
+    for op in ops:
+        rig.signal(op)
+    assert {op.state for op in ops} == {COMPLETED}
+
+
 @pytest.mark.parametrize("end", ["fail", "lose", "poison", "cancel"])
 @pytest.mark.parametrize("reads", [False, True], ids=["order only", "readers"])
 @pytest.mark.parametrize("streams", [False, True], ids=["prepared", "posted"])
