@@ -132,7 +132,8 @@ async def test_the_loop_gets_its_turn_among_thousands() -> None:
             seen.append(engine.statistics().devices["hand"].completed)
             await anyio.lowlevel.checkpoint()
         steps = [later - earlier for earlier, later in itertools.pairwise(seen)]
-        assert max(steps) <= REAP_AT_ONCE
+        # Trio shuffles: a callback may run at the end of one turn and at the start of the next.
+        assert max(steps) <= 2 * REAP_AT_ONCE
         assert len(seen) >= 50
 
 
