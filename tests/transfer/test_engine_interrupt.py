@@ -210,6 +210,7 @@ def test_struck_all_over_the_shell(backend: Backend, seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_struck_at_every_line_of_the_shell(backend: Backend) -> None:
     assert check_all_back(backend, 1, 1) > 100
