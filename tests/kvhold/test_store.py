@@ -56,7 +56,7 @@ def test_verify_finds_damage(folder: Path) -> None:
     assert run("verify", folder)["damaged"] == {}
     path = next(folder.glob("data/*/*.whole"))
     with path.open("r+b") as file:
-        file.seek(5000)
+        file.seek(4100)
         file.write(b"\xff\x00\xff")
     found = run("verify", folder, code=1)
     assert list(found["damaged"]) == [path.name]

@@ -1,0 +1,52 @@
+"""The figures of the store bench are of what they say; small, since nobody looks at the speed here."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+from rich.console import Console
+
+from kvhold.bench import store as bench
+from kvhold.bench.store import LAYOUT, THROUGH, Bare
+from tiers import Placement
+from tiers._form import Form
+
+
+@pytest.mark.parametrize(
+    ("layout", "placement"),
+    [(LAYOUT, Placement.WHOLE_DISK), (LAYOUT, Placement.SPLIT), (THROUGH, Placement.WHOLE_DISK)],
+)
+def test_rounds_move_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: object, placement: Placement
+) -> None:
+    monkeypatch.setattr(bench, "PAGES", 4)
+    times = anyio.run(bench._files, tmp_path, layout, placement, 1)
+    assert {name: len(rounds) for name, rounds in times.items()} == {"put": 1, "fetch": 1}
+    assert all(seconds > 0 for rounds in times.values() for three in rounds for seconds in three)
+    assert list(tmp_path.glob("bare-*")) == []
+
+
+def test_bare_threads_move_whole_files(tmp_path: Path) -> None:
+    bare = Bare(tmp_path, 8192, 3)
+    assert bare.write() > 0
+    assert {path.stat().st_size for path in tmp_path.glob("bare-*")} == {8192}
+    assert bare.read() > 0
+    (tmp_path / "bare-1").write_bytes(bytes(4096))
+    bare.close()
+
+
+def test_a_small_index() -> None:
+    figures = bench.index(4096)
+    assert figures["index memory (bytes per page)"] > 0
+    assert 0 < figures["look-up in random order (us per page)"] < 100
+    assert bench.hashing() > 0
+
+
+def test_the_share_of_bytes_is_three_quarters() -> None:
+    console = Console(record=True, width=100)
+    console.print(bench.bytes_by_tier())
+    assert "0.758" in console.export_text()
+    form = Form(LAYOUT, Placement.SPLIT)
+    wide = LAYOUT.block_layout.nbytes
+    assert form.host_bytes == wide // 2
+    assert form.file_bytes == wide // 4 + 8192
