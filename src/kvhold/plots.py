@@ -1,0 +1,77 @@
+"""Pictures of what the commands measured, as PNG files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GREEN, AMBER, GREY, RED, BLUE = "#2a9d5c", "#e0a030", "#9aa3ab", "#c8372d", "#2f6db5"
+
+
+def _figure(columns: int) -> tuple[Figure, Sequence[Axes]]:
+    """A figure without any global state of the plotting library."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
+
+    figure = Figure(figsize=(5.2 * columns, 3.9), layout="constrained")
+    return figure, [figure.add_subplot(1, columns, n + 1) for n in range(columns)]
+
+
+def available() -> bool:
+    """Whether pictures can be drawn here."""
+    try:
+        import matplotlib.figure  # noqa: F401, PLC0415 - an optional dependency
+    except ImportError:
+        return False
+    return True
+
+
+def demo_picture(report: Mapping[str, Any], path: Path) -> None:
+    """Time to the first token, and where the answers of each round came from.
+
+    Args:
+        report: of `kvhold demo --json`.
+        path: the PNG file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    figure, (left, right) = _figure(2)
+    phases = report["phases"]
+    names = [phase["name"] for phase in phases]
+    rows = range(len(phases))
+    times = [phase["first_ms"] for phase in phases]
+    left.barh(rows, times, color=[GREY if n == 0 else BLUE for n in rows])
+    for row, value in zip(rows, times, strict=True):
+        left.text(value, row, f" {value:.0f} ms", va="center", fontsize=8)
+    left.set_yticks(rows, names, fontsize=8)
+    left.set_xlabel("median time to the first token (ms)")
+    left.margins(x=0.2)
+    ends = [0] * len(phases)
+    for key, colour in (("restored", GREEN), ("in_part", AMBER), ("computed", GREY)):
+        counts = [phase[key] for phase in phases]
+        right.barh(rows, counts, left=ends, color=colour, label=key.replace("_", " "))
+        ends = [end + count for end, count in zip(ends, counts, strict=True)]
+    for row, phase in zip(rows, phases, strict=True):
+        wrong = phase["wrong"]
+        right.text(
+            ends[row],
+            row,
+            f" {wrong} wrong",
+            va="center",
+            fontsize=8,
+            color=RED if wrong else GREEN,
+        )
+    right.set_yticks(rows, [])
+    right.set_xlabel("answers, by where their prompt's pages came from")
+    right.margins(x=0.2)
+    right.legend(fontsize=8, loc="lower right")
+    for axes in (left, right):
+        axes.invert_yaxis()
+    figure.suptitle(f"{report['model']['name']}, engine: {report['engine']}", fontsize=10)
+    figure.savefig(path, dpi=120)
