@@ -157,6 +157,13 @@ class Signals:
             self.completions.post(fence, error, lost=True, poisoned=True, wake=False)
         self.completions.ring()
 
+    def adopt_thread(self) -> None:
+        """Make the calling thread, one of ours, the GPU's; if that fails nothing can be learnt."""
+        try:
+            self.driver.adopt_thread()
+        except CudaError as error:
+            self.condemn(error)
+
     def failed(self, error: CudaError) -> bool:
         """Judge an error of a query or a wait; whether to ask again."""
         if error.capture:
@@ -226,7 +233,7 @@ class Watch:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        self._signals.driver.adopt_thread()
+        self._signals.adopt_thread()
         while (mark := self._marks.get()) is not None:
             if self._signals.await_event(mark.event):
                 mark.reached()
@@ -268,7 +275,7 @@ class Visits:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        self._signals.driver.adopt_thread()
+        self._signals.adopt_thread()
         stopping = False
         pause = PAUSE
         while not (stopping and not self._heads):

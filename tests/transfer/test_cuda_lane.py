@@ -1,0 +1,148 @@
+"""Posting step by step, and what becomes of a job whose posting fails."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.transfer.cuda_rig import Rig
+from tests.transfer.gpu_kit import FakeDriver
+
+from transfer._cuda_api import CudaError
+from transfer._cuda_lane import QUEUED, Job, Lane, Scratch
+from transfer._cuda_watch import CudaFence, Signals
+from transfer._errors import CompletionLost, SubmitError
+from transfer._fence import CompletionQueue
+from transfer.cuda import Way
+
+
+def queued(rig: Rig) -> int:
+    return max(len(stream.commands) for stream in rig.driver.streams)
+
+
+def test_a_long_job_never_fills_the_queue() -> None:  # case 4, the size of it
+    rig = Rig(ways=(Way.DMA,), blocks=600)
+    work = rig.copy(600)  # 4800 pieces
+    rig.post(work)
+    most = queued(rig)
+    assert most < QUEUED + 200
+    while not rig.device.completions.items:
+        if not rig.driver.step():
+            rig.ends(1)
+            break
+        most = max(most, queued(rig))
+    rig.ends(1)
+    assert most < QUEUED + 200
+    assert rig.driver.calls["copy"] == 4800
+    assert rig.same(work)
+    rig.close()
+
+
+def test_jobs_of_a_lane_keep_their_order() -> None:
+    rig = Rig(ways=(Way.DMA,), blocks=400)
+    fences = [rig.post(rig.copy(100, first)) for first in (0, 100, 200, 300)]
+    assert [done.fence for done in rig.ends(4)] == fences
+    rig.close()
+
+
+@pytest.mark.parametrize("way", [Way.DMA, Way.BATCH, Way.STAGED, Way.MAPPED])
+@pytest.mark.parametrize("outward", [True, False])
+@pytest.mark.parametrize("call", ["copy", "copy_batch", "launch", "record", "wait", "event"])
+def test_the_nth_call_fails(way: Way, outward: bool, call: str) -> None:  # case 10
+    """For every n until nothing fires: nothing posted, or an error once it is quiet."""
+    rig = Rig(ways=(way,), blocks=24)
+    fired = 0
+    for nth in range(1, 200):
+        work = rig.copy(10, outward=outward)
+        rig.seen.clear()
+        rig.driver.fail(call, nth)
+        refused = False
+        try:
+            fence = rig.post(work)
+        except SubmitError:
+            refused = True
+        except CompletionLost as lost:
+            assert isinstance(lost.fence, CudaFence)
+            rig.driver.faults.clear()
+            rig.post(rig.copy(1, 20, outward=outward))
+            assert {done.fence for done in rig.ends(2)} >= {lost.fence}
+            refused = True
+        left = bool(rig.driver.faults)
+        rig.driver.faults.clear()
+        if not refused:
+            (done,) = rig.ends(1)
+            assert done.fence is fence
+            assert not done.lost
+            assert (done.error is None) == left
+            assert done.error is not None or rig.same(work)
+        again = rig.copy(10, outward=outward)
+        rig.seen.clear()
+        rig.post(again)
+        assert [done.error for done in rig.ends(1)] == [None]
+        assert rig.same(again)
+        if left:
+            break
+        fired += 1
+    else:
+        pytest.fail("faults without an end")
+    uses = {("copy", Way.DMA), ("copy_batch", Way.BATCH)}
+    uses |= {("launch", Way.STAGED), ("launch", Way.MAPPED), ("wait", Way.STAGED)}
+    assert fired >= 1 or (call != "record" and (call, way) not in uses)
+    rig.close()
+
+
+def test_a_failed_part_is_quiet_before_it_is_said_to_have_failed() -> None:  # case 10
+    rig = Rig(ways=(Way.DMA,))
+    rig.driver.fail("copy", 5)
+    fence = rig.post(rig.copy(8))
+    assert not rig.device.completions.items
+    assert rig.driver.calls["copy"] == 5
+    (done,) = rig.ends(1)
+    assert done.fence is fence
+    assert isinstance(done.error, CudaError)
+    assert not any(stream.commands for stream in rig.driver.streams)
+    rig.close()
+
+
+def test_lost_first_and_quiet_later() -> None:
+    """No event behind the posted part: lost; a later event on both streams is the proof."""
+    rig = Rig(ways=(Way.DMA,))
+    rig.driver.fail("copy", 5)
+    rig.driver.fail("record", 2)  # the first joins the streams, the second is the event itself
+    with pytest.raises(CompletionLost) as lost:
+        rig.post(rig.copy(8))
+    assert not rig.device.completions.items
+    later = rig.post(rig.copy(2, 20))
+    done = rig.ends(2)
+    assert {item.fence for item in done} == {lost.value.fence, later}
+    assert not any(item.lost for item in done)
+    rig.close()
+
+
+def test_tables_that_do_not_fit_are_refused() -> None:
+    import numpy as np
+
+    with pytest.raises(SubmitError, match="3 words of tables for a scratch of 2"):
+        Scratch(0, 0, 2).fill(np.zeros(3, dtype=np.int64))
+
+
+def test_an_interrupted_posting_does_not_count_as_whole() -> None:
+    """A generator that an interrupt ended early gives no error; its job must not complete."""
+    driver = FakeDriver(manual=True)
+    signals = Signals(driver, CompletionQueue(), spin=float("inf"))
+    lane = Lane(
+        signals, "lane", area=0, areas=0, scratch=64, scratches=2, ends_with_moves=True
+    )
+    job = Job(CudaFence(), ())
+
+    def steps() -> Iterator[int]:
+        job.touched = True
+        yield 1
+
+    job.steps = steps()  # never says that it is whole
+    lane.watch.start()
+    lane.submit(job)
+    driver.run()
+    lane.watch.stop()
+    assert lane.watch.join(10)
+    (done,) = signals.completions.items
+    assert isinstance(done.error, CudaError)
+    driver.stop()
