@@ -7,6 +7,7 @@ really has, and the pools are asked what they would give out.
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -83,6 +84,8 @@ class Scene:
         ]
         self.ops: list[Operation] = []
         self.steps: list[Step] = []
+        # What a caller does once more when it was interrupted.
+        self.again: list[Step] = []
 
     def submit(self, *, block: int, after: tuple[int, ...] = ()) -> None:
         """Submit a writer of a lease, as the engine does."""
@@ -111,10 +114,16 @@ class Scene:
         self.steps.append(step)
 
     def cancel(self, number: int) -> None:
-        self.steps.append(lambda: self.rig.ledger.cancel(self.ops[number]))
+        def step() -> None:
+            self.rig.ledger.cancel(self.ops[number])
+
+        self.steps.append(step)
+        self.again.append(step)
 
     def release(self, number: int) -> None:
-        self.steps.append(self.leases[number].release)
+        step = self.leases[number].release
+        self.steps.append(step)
+        self.again.append(step)
 
     def refuse(self) -> None:
         self.steps.append(lambda: setattr(self.rig.device, "mood", SubmitError("full")))
@@ -144,6 +153,7 @@ class Scene:
             posted = any(op.work is work for work in works)
             assert not (posted and op.state is State.PREPARED), op
             assert not (posted and op.settled), op
+            assert not (op.posted and op.state is State.PREPARED), op
         # The proof that matters: whatever can be leased now is touched by nobody.
         taken = [pool.lease() for _ in range(len(pool.book.free))]
         assert not busy & {lease.handle.id for lease in taken}
@@ -183,6 +193,13 @@ def batches(scene: Scene) -> None:
     scene.signal(0)
     scene.release(1)
     scene.signal(1)
+
+
+def released(scene: Scene) -> None:
+    scene.submit(block=0)
+    scene.signal(0)
+    for number in range(3):
+        scene.release(number)
 
 
 def chain(scene: Scene) -> None:
@@ -241,7 +258,7 @@ def refused(scene: Scene) -> None:
     scene.signal(0)
 
 
-SCENES = [life, batches, chain, parked, failing, cancelled, lost, refused]
+SCENES = [life, released, batches, chain, parked, failing, cancelled, lost, refused]
 
 
 def play(write: Callable[[Scene], None], nth: int, *, streams: bool) -> tuple[Scene, str | None]:
@@ -262,6 +279,10 @@ def play(write: Callable[[Scene], None], nth: int, *, streams: bool) -> tuple[Sc
         if struck:
             scene.rig.reap()
             scene.check()
+            if step in scene.again:
+                with suppress(LeaseError):
+                    step()
+                scene.check()
     return scene, interrupter.struck
 
 
