@@ -248,12 +248,21 @@ class Model:
         if step.after is State.COMPLETED:
             self._completed(record)
         else:
-            if not record.submitted or self._was_refused(record):
+            ran = record.submitted and not self._was_refused(record)
+            if not ran:
                 self._untouched(record)
-            elif record.path and not record.writes:
-                self.files[record.path] = None
+            if record.path and not record.writes:
+                self._unwanted_file(record, ran=ran)
             if step.after is State.FAILED:
                 self.failures.append(record)
+
+    def _unwanted_file(self, record: Record, *, ran: bool) -> None:
+        """A file is whole or absent, whatever became of its writer: who can read it, finds it all.
+
+        It may be there although the write failed: a fault can strike the removal of its name, too.
+        """
+        (content,) = [version.content for version in record.inputs]
+        self.files[record.path] = content if ran else None
 
     @staticmethod
     def _was_refused(record: Record) -> bool:

@@ -197,15 +197,8 @@ class _Run:
     async def _run_dry(self) -> None:
         world = self.world
         pause = 0.0002 if world.schedule.real else 0
-        while world.finish() or self._moving():  # noqa: ASYNC110 - the devices turn in between
+        while world.finish() or world.workers():  # noqa: ASYNC110 - devices turn in between
             await asyncio.sleep(pause)
-
-    def _moving(self) -> bool:
-        """Whether a worker thread still has something of ours."""
-        return self.world.schedule.real and any(
-            r.ran and not r.settled and r not in self.world.unprovable and not r.lost
-            for r in self.world.model.records.values()
-        )
 
     async def _drive(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Final, final
@@ -187,7 +188,8 @@ class World:
         if unmapped:
             self.report("bytes", f"memory was touched after it was given back, {unmapped} times")
         if self.schedule.deep and isinstance(self.engine, Engine):
-            for broken in broken_invariants(self.engine._lanes, self.pools):
+            rested = not self.engine._ledger._ready
+            for broken in broken_invariants(self.engine._lanes, self.pools, rested=rested):
                 self.report("books", broken)
 
     def _equal(self, pool: Pool, block_id: int, content: bytes) -> bool:
@@ -222,6 +224,14 @@ class World:
         self.gate.open()
         engine = self.engine if isinstance(self.engine, Engine) else self.engine.engine
         engine._stop(engine._lanes)
+        # What was lost may still be written, into this schedule's folder.
+        for thread in self.workers():
+            thread.join()
+
+    def workers(self) -> list[threading.Thread]:
+        """The worker threads of this schedule's devices that have not ended."""
+        names = ("kvhold-host-", "kvhold-files-") if self.schedule.real else ()
+        return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
 
     def expected_quarantine(self) -> Counter[Pool]:
         """Blocks by pool that can never be proven quiet, faults being what they were."""
