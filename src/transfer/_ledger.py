@@ -328,6 +328,8 @@ class Ledger:
         for later in behind:
             later.spoiled = later.spoiled or reason
         self._ready.extend(behind)
+        # Doomed before or not: one that has signaled may have waited for this one only.
+        self._ready.extend(op.after)
         # From the end: whatever is behind a doomed one is doomed, at any moment.
         for later in reversed(behind):
             later.doomed = True

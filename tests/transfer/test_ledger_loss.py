@@ -162,6 +162,21 @@ def test_a_successor_that_had_signaled_fails_when_its_predecessor_is_lost() -> N
     assert rig.pool.counts().held == 0
 
 
+def test_one_that_had_signaled_fails_when_the_last_of_its_predecessors_is_lost() -> None:
+    rig = Rig(streams=True)
+    block = rig.pool.lease().handle
+    first = rig.submit()
+    second = rig.submit(after=[first])
+    parked = rig.submit(writes=[block], after=[second])
+    rig.signal(first, lost=True)
+    rig.signal(parked)
+    assert parked.state is IN_FLIGHT
+    rig.signal(second, lost=True)
+    assert parked.state is FAILED
+    assert rig.lane.live == {}
+    assert rig.pool.counts().held == 0
+
+
 def test_one_that_waits_for_another_as_well_fails_only_behind_that() -> None:
     rig = Rig(devices=2)
     rig.device.waits_for = set(rig.devices)
