@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast, final
 
 from kvhold.campaigns._model import Cell, Record, ancestors
 from kvhold.campaigns._world import GPU, HALF
-from transfer import Blocks, Copy, External, FileRead, FileWrite, Launch
+from transfer import Blocks, Copy, External, FileRead, FileWrite, Launch, State
 from transfer.testing import memory_at
 
 if TYPE_CHECKING:
@@ -185,6 +185,8 @@ class Requests:
 
         more = () if writer.settled else (writer,)
         record, after = self._record([], [dst], effect, device="files", path=path, more=more)
+        # Whether a file is there whose write did not complete, nobody can say.
+        record.disturbed = writer.settled and writer.state is not State.COMPLETED
         return record, FileRead(self.world.folder / path, dst.block), after
 
     # Errors of the caller

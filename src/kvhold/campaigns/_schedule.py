@@ -267,7 +267,8 @@ class _Run:
         for record in world.model.failures:
             excused = world.poisoned or (record.device == "files" and world.calls.injected)
             if not excused and not world.model.justified(record):
-                world.report("outcome", f"{record.name} failed without a reason: {record.op!r}")
+                error = None if record.op is None else record.op.error
+                world.report("outcome", f"{record.name} failed without a reason: {error!r}")
         for record in world.model.records.values():
             if not record.settled and not self._may_stay(record):
                 world.report("stuck", f"{record.name} never ended: {record.op!r}")
