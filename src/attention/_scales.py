@@ -125,9 +125,14 @@ class ValueScales:
 
 
 def scale_of(value: Tensor, axes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Scales over `axes` of `value`, float32; axes of size 1 are dropped."""
+    """Scales over `axes` of `value`, float32; axes of size 1 are dropped.
+
+    The quotient is rounded once, so that every device makes the same scale: on a GPU a division by
+    a number would be a product with its rounded inverse.
+    """
     peak = value.to(torch.float32).nan_to_num(0.0, 0.0, 0.0).abs().amax(dim=axes)
-    scale = peak.reshape(-1) / LIMITS[dtype] if peak.dim() == 0 else peak / LIMITS[dtype]
+    peak = peak.reshape(-1) if peak.dim() == 0 else peak
+    scale = peak / torch.full_like(peak, LIMITS[dtype])
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 

@@ -17,6 +17,7 @@ from attention import (
 )
 from attention._scales import quantise, scale_of
 from kvhold.bench import attention_check
+from kvhold.bench.attention_cases import Case, build, lse_error, relative_error
 from tiers._layout import PageOrder, ScaleScope
 from transfer import Copy, Engine, HostDevice
 
@@ -46,6 +47,39 @@ def test_a_part_of_the_sweep(backends: Backends) -> None:
     combinations = {line["cell"].split(" ", 1)[1] for line in verdicts}
     computed = {line["cell"].split(" ", 1)[1] for line in verdicts if line["verdict"] == "right"}
     assert computed == combinations  # at least one backend computes every combination
+
+
+@needs_gpu
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("scope", [ScaleScope.HEAD, ScaleScope.TOKEN_HEAD])
+def test_every_shape_of_a_decode_program(head_dim: int, scope: ScaleScope) -> None:
+    """A plan takes the shape that fits its batch; here each computes the same one."""
+    kernels = pytest.importorskip("attention.kernels")
+    by_token = scope is ScaleScope.TOKEN_HEAD
+    for group in (4, 20):
+        case = Case(head_dim=head_dim, group=group, scope=scope, lengths=(0, 1, 63, 700, 2049))
+        inputs = build(case, "cuda")
+        oracle = attention_check.expected(inputs, causal=False)
+        parts = (inputs.table.indptr, inputs.table.indices, inputs.table.last_page_len)
+        table = tuple(torch.from_numpy(part).cuda() for part in parts)
+        batch, heads, dim = inputs.query.shape
+        for tiles in kernels.decode_tiles(head_dim, group, by_token=by_token):
+            for splits in (1, 3):
+                out = torch.full_like(inputs.query, torch.nan)
+                lse = torch.full(out.shape[:2], torch.nan, device="cuda")
+                kernels.decode_pages(
+                    inputs.view,
+                    table,
+                    inputs.query,
+                    out,
+                    lse,
+                    sm_scale=dim**-0.5,
+                    splits=splits,
+                    partial=kernels.Partial.empty(batch, splits, heads, dim, out.device),
+                    tiles=tiles,
+                )
+                assert relative_error(out, oracle.out) <= attention_check.OUT_MAX, tiles
+                assert lse_error(lse, oracle.lse) <= attention_check.LSE_MAX, tiles
 
 
 @needs_gpu
@@ -90,10 +124,13 @@ def test_append_is_bit_for_bit_the_plain_path(
     view = cache.layer(0)
     found = view.by_token(view.key)[page, place]
     assert torch.equal(found.view(torch.int16), keys.view(torch.int16))
-    step = scale_of(values, (2,), value)[..., None] if by_token else view.scale[None, :, None]
+    # The plain path on the CPU: bytes do not depend on where they were made.
+    plain = values.cpu()
+    step = scale_of(plain, (2,), value)[..., None] if by_token else view.scale.cpu()[None, :, None]
     if view.scope is ScaleScope.TOKEN_HEAD:
-        assert torch.equal(view.by_token(view.scale)[page, place][..., None], step)
-    codes, lost = quantise(values, step, value)
+        assert torch.equal(view.by_token(view.scale)[page, place][..., None].cpu(), step)
+        assert torch.equal(scale_of(values, (2,), value).cpu(), step[..., 0])
+    codes, lost = (made.cuda() for made in quantise(plain, step, value))
     written = view.by_token(view.value)[page, place].view(torch.uint8)
     nan = torch.isnan(codes.to(torch.float32))
     assert torch.equal(written[~nan], codes.view(torch.uint8)[~nan])
