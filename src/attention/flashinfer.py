@@ -37,6 +37,8 @@ TESTED: Final = ("0.6.18.post1",)
 CAPABILITY: Final = (9, 0)
 """The devices these modules were run on."""
 HEAD_DIMS: Final = (64, 128, 192, 256)
+PREFILL_HEAD_DIMS: Final = (64, 128, 256)
+"""FlashInfer's FA2 prefill has no valid configuration of 128 rows at head_dim 192."""
 CORES_HEAD_DIMS: Final = (64, 128, 256)
 CORES_GROUPS: Final = (1, 2, 3, 4, 6, 8)
 """Groups that FlashInfer's decode kernel is instantiated for."""
@@ -238,6 +240,10 @@ def refused_shape(wanted: Wanted, *, cores: bool) -> str | None:
             (
                 wanted.head_dim not in HEAD_DIMS,
                 f"head_dim {wanted.head_dim} of {HEAD_DIMS}: use triton",
+            ),
+            (
+                wanted.prefill and wanted.head_dim not in PREFILL_HEAD_DIMS,
+                f"prefill at head_dim {wanted.head_dim} of {PREFILL_HEAD_DIMS}: use triton",
             ),
             (by_token and not wanted.dense, "a scale per token over pages with gaps: use triton"),
         )

@@ -98,6 +98,11 @@ def test_refusals_of_tensor_cores_name_the_fallback() -> None:
     assert refused_shape(wanted(Case(head_dim=80)), cores=False) == (
         "flashinfer: head_dim 80 of (64, 128, 192, 256): use triton"
     )
+    wide = wanted(Case(head_dim=192))
+    assert refused_shape(wide, cores=False) is None
+    assert refused_shape(replace(wide, prefill=True), cores=False) == (
+        "flashinfer: prefill at head_dim 192 of (64, 128, 256): use triton"
+    )
     by_token = wanted(Case(head_dim=128, scope=ScaleScope.TOKEN_HEAD))
     assert refused_shape(by_token, cores=False) is None
     gaps = refused_shape(replace(by_token, dense=False), cores=False)
