@@ -38,6 +38,7 @@ class Wanted:
         causal: whether a token sees no token after it.
         equal_strides: K and V pages have the same strides in elements.
         dense: V pages have no gaps.
+        rows: query rows of the plan; 0 where that is not known.
     """
 
     query_heads: int
@@ -53,6 +54,7 @@ class Wanted:
     causal: bool
     equal_strides: bool
     dense: bool
+    rows: int = 0
 
     @property
     def group(self) -> int:
@@ -60,7 +62,9 @@ class Wanted:
         return self.query_heads // self.kv_heads
 
     @classmethod
-    def of(cls, view: LayerView, query_heads: int, *, prefill: bool, causal: bool) -> Wanted:
+    def of(
+        cls, view: LayerView, query_heads: int, *, prefill: bool, causal: bool, rows: int = 0
+    ) -> Wanted:
         """The combination that these pages and that many query heads make.
 
         Raises:
@@ -84,6 +88,7 @@ class Wanted:
             causal=causal,
             equal_strides=view.key.stride() == view.value.stride(),
             dense=view.value.is_contiguous(),
+            rows=rows,
         )
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 CORES_GROUP_MAX: Final = 2
 """Up to this many query heads per KV head CUDA cores keep up with memory."""
+PREFILL_ROWS_MIN: Final = 132 * 128
+"""Rows times query heads from which Triton's prefill has a program for each processor of an H200."""
 
 
 def preference(wanted: Wanted) -> tuple[str, ...]:
@@ -22,12 +24,15 @@ def preference(wanted: Wanted) -> tuple[str, ...]:
 
     Memory-bound decode with one or two query heads per KV head is fastest on CUDA cores, with more
     it is the Triton kernel, which keeps more of the cache on the way than FlashInfer's template
-    does; a prefill of many rows is fastest in FlashInfer's (docs/attention.md has the figures).
+    does. So is a prefill of many rows; one of few rows leaves processors idle there, while
+    FlashInfer shares its keys out (docs/attention.md has the figures).
     """
     if wanted.device.type != "cuda":
         return ("reference",)
     if wanted.prefill:
-        return ("flashinfer", "triton", "reference")
+        many = wanted.rows * wanted.query_heads >= PREFILL_ROWS_MIN
+        first = ("triton", "flashinfer") if many else ("flashinfer", "triton")
+        return (*first, "reference")
     if wanted.group <= CORES_GROUP_MAX:
         return ("flashinfer-cores", "triton", "flashinfer", "reference")
     return ("triton", "flashinfer", "reference")

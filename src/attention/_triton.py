@@ -8,6 +8,7 @@ import torch
 
 from attention._backend import Batch, Buffers, Planned, Room, Wanted
 from attention._errors import MissingPart
+from tiers._layout import ScaleScope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attention._view import LayerView
+    from attention.kernels import Tiles
 
 CAPABILITY_MIN: Final = (8, 9)
 """The first devices that convert FP8."""
@@ -77,7 +79,7 @@ class _TritonPlan:
         self._views = views
         self._sm_scale = sm_scale
         self._buffers = Buffers(batch, room, wanted.device)
-        self._tiles = kernels.tiles_for(wanted.head_dim, prefill=wanted.prefill)
+        self._tiles = kernels.prefill_tiles(wanted.head_dim)
         self._rows = batch.rows[-1]
         # A graph replays a grid of this size, whatever the batch: room for one long request.
         self._fresh_max = batch.fresh_max if room is None else self._rows
@@ -85,14 +87,24 @@ class _TritonPlan:
         self._lse = torch.empty(shape, dtype=torch.float32, device=wanted.device)
         self._splits = 1
         if not wanted.prefill:
-            lengths = batch.table.lengths.tolist()
-            if room is not None:
-                lengths = [room.pages * wanted.page_size // max(len(lengths), 1)] * len(lengths)
-            count = torch.cuda.get_device_properties(wanted.device).multi_processor_count
-            self._splits = kernels.splits_for(lengths, wanted.kv_heads, count)
+            self._tiles, self._splits = self._schedule(batch, room)
         self._partial = kernels.Partial.empty(
             batch.table.batch, self._splits, wanted.query_heads, wanted.head_dim, wanted.device
         )
+
+    def _schedule(self, batch: Batch, room: Room | None) -> tuple[Tiles, int]:
+        """Shape and splits of decode programs; with room, those of its pages shared evenly."""
+        wanted, lengths = self._wanted, batch.table.lengths.tolist()
+        if room is not None:
+            lengths = [room.pages * wanted.page_size // max(len(lengths), 1)] * len(lengths)
+        by_token = wanted.scope is ScaleScope.TOKEN_HEAD
+        blocks = -(-wanted.group // self._kernels.decode_rows(wanted.group))
+        count = torch.cuda.get_device_properties(wanted.device).multi_processor_count
+        choices = self._kernels.decode_tiles(wanted.head_dim, wanted.group, by_token=by_token)
+        made: tuple[Tiles, int] = self._kernels.schedule(
+            lengths, wanted.kv_heads * blocks, count, choices
+        )
+        return made
 
     def update(self, batch: Batch) -> None:
         self._buffers.write(batch)

@@ -61,7 +61,9 @@ class _Paged:
             raise PageTableError(f"page {table.indices.max()} of a pool of {cache.pool.blocks}")
         if table.blocks is not None and table.blocks.pool is not cache.pool:
             raise PageTableError(f"{table.blocks!r} is not of this cache's {cache.pool.name}")
-        wanted = Wanted.of(self._views[0], query_heads, prefill=prefill, causal=causal)
+        wanted = Wanted.of(
+            self._views[0], query_heads, prefill=prefill, causal=causal, rows=batch.rows[-1]
+        )
         backend, reason = self._backends.pick(self._backend, wanted)
         scale = 1.0 / math.sqrt(cache.head_dim) if sm_scale is None else sm_scale
         if not 0.0 < scale < math.inf:

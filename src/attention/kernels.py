@@ -12,6 +12,7 @@ Importing this module needs Triton.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -23,6 +24,8 @@ from attention._scales import LIMITS
 from tiers._layout import ScaleScope
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from attention._view import LayerView
@@ -37,6 +40,11 @@ ROWS_MAX: Final = 64
 SPLIT_TOKENS_MIN: Final = 256
 """Tokens that a split has at least: less does not pay for the merge."""
 SPLITS_MAX: Final = 128
+START_TOKENS: Final = 64
+"""What starting a program and merging its part cost, in tokens of its reading."""
+
+TWO_WARPS: Final = 1.015
+"""Time of programs of 2 warps relative to those of 4, all places taken: 202.8 us to 199.9."""
 
 
 class Tiles(NamedTuple):
@@ -47,12 +55,17 @@ class Tiles(NamedTuple):
         warps: warps of a program.
         stages: steps in the pipeline.
         rows: rows of a prefill program.
+        resident: programs that a processor of compute capability 9.0 runs at once: its 64 Ki
+            registers or its 227 KiB of shared memory divided by what the compiler takes.
+        pace: time that reading takes with every place taken, relative to the fastest shape.
     """
 
     tokens: int = 64
     warps: int = 4
     stages: int = 5
     rows: int = 64
+    resident: int = 3
+    pace: float = 1.0
 
 
 class Partial(NamedTuple):
@@ -80,34 +93,73 @@ class Partial(NamedTuple):
         )
 
 
-def tiles_for(head_dim: int, *, prefill: bool = False) -> Tiles:
-    """The shape that measured best on an H200, by head_dim (docs/attention.md has the figures).
+def prefill_tiles(head_dim: int) -> Tiles:
+    """The shape of prefill programs that measured best on an H200 (docs/attention.md)."""
+    if head_dim > 128:
+        return Tiles(tokens=32, rows=64)
+    return Tiles(tokens=128, warps=8, rows=128)
+
+
+def decode_tiles(head_dim: int, group: int, *, by_token: bool) -> tuple[Tiles, ...]:
+    """The shapes of decode programs that `schedule` chooses from.
 
     The page numbers are loads of their own, so a tile takes two stages: 5 of them keep two tiles on
-    the way, 3 keep only one.
+    the way. Two shapes measured best on an H200 at head_dim 128, each with all programs running at
+    once: 3 programs of 4 warps on a processor (199.9 us for 8 requests of 32768 tokens in 6 splits),
+    and 4 of 2 warps (202.8 us in 8 splits). Which one fills the device depends on the batch.
+
+    Args:
+        head_dim: elements of a head.
+        group: query heads per KV head.
+        by_token: whether each token has scales of its own, which take registers.
     """
-    if prefill:
-        if head_dim > 128:
-            return Tiles(tokens=32, rows=64)
-        return Tiles(tokens=128, warps=8, stages=5, rows=128)
-    return Tiles(tokens=32) if head_dim > 128 else Tiles()
+    if decode_rows(group) > ROWS_MIN:
+        return (Tiles(tokens=32 if head_dim > 128 else 64, resident=2),)
+    if head_dim > 128:
+        return (Tiles(tokens=32),)
+    if by_token:
+        return (Tiles(warps=2, resident=4, pace=TWO_WARPS),)
+    small = head_dim <= 64
+    return Tiles(resident=4 if small else 3), Tiles(
+        warps=2, resident=6 if small else 4, pace=TWO_WARPS
+    )
 
 
-def splits_for(lengths: list[int], kv_heads: int, processors: int, programs: int = 2) -> int:
-    """Splits of each request so that every processor has about `programs` programs.
+def decode_rows(group: int) -> int:
+    """Rows of a decode program: the query heads of one KV head, or a part of them."""
+    rows: int = triton.next_power_of_2(group)
+    return min(max(rows, ROWS_MIN), ROWS_MAX)
+
+
+def schedule(
+    lengths: list[int], programs: int, processors: int, choices: Sequence[Tiles]
+) -> tuple[Tiles, int]:
+    """The shape of program and the splits of each request that take least time by the model.
+
+    The model: places = processors x resident. Programs that fit into the places all run at once, and
+    the longest decides; more of them run in waves, or as places become free. Half of the idle time
+    is lost, since the programs that still run then get more of the memory's bandwidth.
 
     Args:
         lengths: tokens of each request.
-        kv_heads: KV heads.
+        programs: programs of one request in one split: KV heads x blocks of query heads.
         processors: multiprocessors of the device.
-        programs: programs of a processor that keep its memory busy.
+        choices: shapes to choose from.
     """
-    longest = max(lengths, default=0)
-    slots = processors * programs
-    grid = max(len(lengths) * kv_heads, 1)
+    longest, total = max(lengths, default=0), sum(lengths) * programs
+    if not total:
+        return choices[0], 1
     most = min(max(longest // SPLIT_TOKENS_MIN, 1), SPLITS_MAX)
-    waste = {n: -(-grid * n // slots) * slots / (grid * n) + 0.01 * n for n in range(1, most + 1)}
-    return min(waste, key=lambda n: waste[n])
+
+    def cost(choice: tuple[Tiles, int]) -> float:
+        tiles, splits = choice
+        places = processors * tiles.resident
+        chunk, ideal = longest / splits, total / places
+        waves = -(-len(lengths) * programs * splits // places)
+        took = min(waves * chunk, ideal + chunk)
+        return tiles.pace * (1 + (took / ideal - 1) / 2 + START_TOKENS / chunk)
+
+    return min(itertools.product(choices, range(1, most + 1)), key=cost)
 
 
 def decode_pages(
@@ -137,7 +189,7 @@ def decode_pages(
     """
     batch, heads, dim = query.shape
     group = heads // view.kv_heads
-    rows = min(max(triton.next_power_of_2(group), ROWS_MIN), ROWS_MAX)
+    rows = decode_rows(group)
     blocks = -(-group // rows)
     key, value = view.by_token(view.key), view.by_token(view.value)
     whole = partial is None

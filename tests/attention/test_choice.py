@@ -46,7 +46,11 @@ def test_preference_follows_the_shape() -> None:
     assert preference(wanted(cuda=False)) == ("reference",)
     assert preference(wanted(1))[0] == "flashinfer-cores"
     assert preference(wanted(4))[0] == "triton"
-    assert preference(wanted(1, prefill=True))[0] == "flashinfer"
+    prefill = wanted(4, prefill=True)
+    assert preference(prefill)[0] == "flashinfer"  # few rows
+    assert preference(replace(prefill, rows=2048))[0] == "flashinfer"  # of 8 query heads
+    assert preference(replace(prefill, rows=2112))[0] == "triton"
+    assert preference(replace(prefill, rows=2048, query_heads=32))[0] == "triton"
 
 
 def test_auto_takes_the_first_that_does_not_refuse_and_says_why() -> None:

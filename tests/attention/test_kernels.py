@@ -208,11 +208,48 @@ def test_append_writes_what_the_plain_path_writes(
     assert torch.isnan(rows[untouched]).all()
 
 
-def test_splits_fill_the_processors_and_stay_worth_their_merge(kernels: ModuleType) -> None:
-    assert kernels.splits_for([], 8, 132) == 1
-    assert kernels.splits_for([100] * 4, 8, 132) == 1  # too short to split
-    long = kernels.splits_for([131072], 8, 132)
-    assert 132 * 2 // 8 - 1 <= long <= kernels.SPLITS_MAX
+H200 = 132
+
+
+@pytest.mark.parametrize(
+    ("lengths", "warps", "splits"),
+    [
+        ([4096] * 64, 2, 1),  # 512 programs of 528 places; 4 warps have 396 places
+        ([32768] * 8, 4, 6),  # 384 of 396
+        ([131072], 4, 49),  # 392 of 396
+    ],
+)
+@pytest.mark.parametrize("group", [1, 4, 8, 16])
+def test_measured_batches_get_the_shape_that_measured_best(
+    kernels: ModuleType, lengths: list[int], warps: int, splits: int, group: int
+) -> None:
+    choices = kernels.decode_tiles(128, group, by_token=False)
+    tiles, found = kernels.schedule(lengths, 8, H200, choices)
+    assert (tiles.tokens, tiles.warps, tiles.stages, found) == (64, warps, 5, splits)
+    programs = len(lengths) * 8 * splits
+    assert 0.96 < programs / (H200 * tiles.resident) <= 1  # one wave, and a full one
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 192, 256])
+@pytest.mark.parametrize("group", [1, 16, 17, 64, 100])
+@pytest.mark.parametrize("by_token", [False, True])
+def test_splits_stay_worth_their_merge(
+    kernels: ModuleType, head_dim: int, group: int, by_token: bool
+) -> None:
+    choices = kernels.decode_tiles(head_dim, group, by_token=by_token)
+    assert kernels.schedule([], 8, H200, choices)[1] == 1
+    assert kernels.schedule([0, 0], 8, H200, choices)[1] == 1
+    assert kernels.schedule([100] * 4, 8, H200, choices)[1] == 1  # too short to split
     for batch in (1, 7, 64, 300):
-        splits = kernels.splits_for([4096] * batch, 8, 132)
+        _, splits = kernels.schedule([4096] * batch, 8, H200, choices)
         assert 1 <= splits <= 4096 // kernels.SPLIT_TOKENS_MIN
+    # One long request among short ones is split, though there are programs for every place.
+    assert kernels.schedule([100] * 99 + [131072], 8, H200, choices)[1] > 16
+
+
+def test_shapes_have_rows_for_every_query_head(kernels: ModuleType) -> None:
+    for group, rows in ((1, 16), (16, 16), (17, 32), (64, 64), (100, 64)):
+        assert kernels.decode_rows(group) == rows
+    assert len(kernels.decode_tiles(128, 17, by_token=False)) == 1  # 2 warps would spill
+    assert kernels.prefill_tiles(128).rows == 128
+    assert kernels.prefill_tiles(256).tokens == 32

@@ -33,6 +33,8 @@ SHAPES: Final = ((64, 4096), (8, 32768), (1, 131072))
 GROUPS: Final = (1, 4, 8)
 PREFILL: Final = (2048, 32768)
 """New tokens, and tokens of the prefix before them."""
+FEW: Final = 64
+"""New tokens of the other prefill, which fills no GPU by itself."""
 
 
 class Pages(NamedTuple):
@@ -120,7 +122,7 @@ def ours(
 ) -> tuple[Callable[[], None], str]:
     """A K16/V8 launch, and the backend that it is of."""
     prefill = rows[-1] != len(rows) - 1
-    wanted = Wanted.of(pages.view, query.shape[1], prefill=prefill, causal=prefill)
+    wanted = Wanted.of(pages.view, query.shape[1], prefill=prefill, causal=prefill, rows=rows[-1])
     backend, _ = backends.pick(name, wanted)
     scale = HEAD_DIM**-0.5
     plan = backend.plan(wanted, [pages.view], Batch(pages.table, rows), sm_scale=scale, room=None)
@@ -221,19 +223,20 @@ def prefill_figures(
     backends: Backends, library: Library | None, kinds: tuple[str, ...]
 ) -> Iterator[Figure]:
     """New tokens over a restored prefix, one request, causal."""
-    fresh, prefix = PREFILL
-    pages = pages_of(1, prefix + fresh)
-    count = (prefix + fresh) * KV_HEADS * HEAD_DIM
-    for group in (4, 8):
+    many, prefix = PREFILL
+    for fresh, group in ((many, 4), (many, 8), (FEW, 4)):
+        pages = pages_of(1, prefix + fresh)
+        count = (prefix + fresh) * KV_HEADS * HEAD_DIM
         query = query_of(fresh, group)
         shape = f"{fresh} over {prefix}, group {group}"
         for backend in kinds if library is not None else ():
             assert library is not None  # noqa: S101 - narrows the type
             run = stock_prefill(library, pages, query, backend)
             yield Figure(f"FlashInfer BF16 prefill {backend}", shape, *clock(run, 15), count * 4)
-        for name in ("flashinfer", "triton"):
+        for name in ("auto", "flashinfer", "triton"):
             try:
                 launch, real = ours(backends, name, pages, query, (0, fresh))
             except (Unsupported, MissingPart):
                 continue
-            yield Figure(f"K16/V8 prefill {real}", shape, *clock(launch, 15), count * 3)
+            what = f"K16/V8 prefill {'auto: ' if name == 'auto' else ''}{real}"
+            yield Figure(what, shape, *clock(launch, 15), count * 3)
