@@ -1,0 +1,70 @@
+"""Forms: which component goes where, and what the codec may work on as it is."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from tests.tiers.store_kit import LAYOUT, THROUGH
+
+from tiers import CapacityExceeded
+from tiers._form import Form, Placement, Stages, dense
+from transfer import BlockLayout, Extent, LayoutMismatch
+
+
+def test_components_by_placement() -> None:
+    split, host, disk = (Form(LAYOUT, placement) for placement in Placement)
+    assert (split.host_names, split.copied, split.kind) == (("key",), ("key",), "part")
+    assert [part.name for part in split.disk_parts] == ["value", "value_scale"]
+    assert host.host_names == ("key", "value", "value_scale")
+    assert (host.blob, host.file_bytes, host.disk_parts) == (None, 0, ())
+    assert (disk.host_names, disk.host_bytes, disk.kind) == ((), 0, "whole")
+    assert [part.name for part in disk.disk_parts] == ["key", "value", "value_scale"]
+    assert Form(THROUGH, Placement.SPLIT).inputs == ("value", "value_scale")
+    assert Form(THROUGH, Placement.SPLIT).through
+
+
+def test_what_a_placement_cannot_do_is_refused() -> None:
+    with pytest.raises(LayoutMismatch, match="without values"):
+        Form(replace(LAYOUT, value=None), Placement.SPLIT)
+    with pytest.raises(LayoutMismatch, match="scale"):
+        Form(replace(THROUGH, scope=None), Placement.WHOLE_DISK)
+
+
+def test_dense_components_are_told_from_others() -> None:
+    plan = LAYOUT.block_layout
+    found = dense(plan, LAYOUT, ("key", "value"))
+    assert found == {name: (0, plan.extent(name, 0).offset) for name in ("key", "value")}
+    apart = BlockLayout(
+        tuple(replace(e, offset=0, plane=number) for number, e in enumerate(plan.extents)),
+        tuple(e.nbytes for e in plan.extents),
+    )
+    assert dense(apart, LAYOUT, ("key",)) is None
+    with pytest.raises(LayoutMismatch):
+        dense(plan, LAYOUT, ("value_scale",))
+    for change in ({"shape": (4, 2, 4)}, {"dtype": "float16"}):
+        extents = [Extent("key", (4, 2, 8), "bfloat16", layer=1, offset=128)]
+        extents.append(replace(extents[0], layer=0, offset=0, strides=(), **change))
+        with pytest.raises(LayoutMismatch, match="key of layer 0"):
+            dense(BlockLayout(tuple(extents), (256,)), LAYOUT, ("key",))
+
+
+def test_stages_are_bounded_and_come_back() -> None:
+    for placement in Placement:
+        form = Form(LAYOUT, placement)
+        stages = Stages(form, 2, name="stages")
+        taken = [stages.lease(raw=True), stages.lease(raw=placement is Placement.WHOLE_HOST)]
+        assert stages.free(raw=False) == (2 if placement is Placement.WHOLE_HOST else 0)
+        with pytest.raises(CapacityExceeded, match="all 2 stages"):
+            stages.lease(raw=True)
+        for stage in taken:
+            stage.release()
+            stage.release()
+        assert stages.free(raw=True) == 2
+        stages.close()
+
+
+def test_identity_is_the_entrys() -> None:
+    form = Form(LAYOUT, Placement.SPLIT)
+    entry = SimpleNamespace(digest=bytes(32), provenance=b"p" * 32, put=b"q" * 16)
+    identity = form.identity(entry)  # type: ignore[arg-type]
+    assert (identity.key, identity.provenance, identity.put) == (bytes(32), b"p" * 32, b"q" * 16)
