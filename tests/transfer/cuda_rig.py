@@ -10,7 +10,7 @@ from tests.transfer.gpu_kit import FakeDriver, FakeKernels, device_pool, pinned_
 from transfer._cuda_watch import CudaFence
 from transfer._extent import BlockLayout, Extent
 from transfer._fence import Completion
-from transfer._handle import Handle
+from transfer._handle import Block, Blocks, Handle
 from transfer._memory import Pool
 from transfer._work import Copy
 from transfer.cuda import CudaDevice
@@ -23,6 +23,11 @@ PAGE = BlockLayout.packed(
     ]
 )
 """16 KiB: four pages fill the smallest staging area."""
+
+
+def each(handle: Handle) -> list[Block]:
+    """The blocks of a handle, one by one."""
+    return list(handle) if isinstance(handle, Blocks) else [handle]
 
 
 @final
@@ -55,6 +60,7 @@ class Rig:
         self.host = pinned_pool(layout, blocks, self.driver)
         self.seen: list[Completion] = []
         self._rung = threading.Event()
+        self._leased: dict[Pool, Blocks] = {}
 
     def copy(self, count: int, first: int = 0, *, outward: bool = True) -> Copy:
         """A copy of pages `first` to ``first + count``, filled afresh, to slots or back."""
@@ -63,15 +69,14 @@ class Rig:
         self.fill(ends[0 if outward else 1], first + count)
         return Copy(*(ends if outward else ends[::-1]))
 
-    def leased(self, pool: Pool) -> Handle:
+    def leased(self, pool: Pool) -> Blocks:
         """All blocks of a pool."""
-        known: dict[Pool, Handle] = self.__dict__.setdefault("handles", {})
-        if pool not in known:
-            known[pool] = pool.lease(pool.blocks).handle
-        return known[pool]
+        if pool not in self._leased:
+            self._leased[pool] = pool.lease(pool.blocks).handle
+        return self._leased[pool]
 
     @staticmethod
-    def fill(blocks: Handle, seed: int) -> None:
+    def fill(blocks: Blocks, seed: int) -> None:
         """Random bytes."""
         generator = torch.Generator().manual_seed(seed)
         for block in blocks:
@@ -87,7 +92,7 @@ class Rig:
                 src.tensor(extent.name, extent.layer).view(torch.int16),
                 dst.tensor(extent.name, extent.layer).view(torch.int16),
             )
-            for src, dst in zip(work.src, work.dst, strict=True)
+            for src, dst in zip(each(work.src), each(work.dst), strict=True)
             for extent in PAGE.extents
         )
 

@@ -56,7 +56,8 @@ def _fragments(axes: Axes, report: dict[str, Any]) -> None:
         rates = [row["chosen"] for row in some]
         label = f"{direction}, slots {'in a row' if slots == 'row' else 'apart'}"
         axes.plot(sizes, rates, "o-", color=COLOURS[number], label=label, ms=3)
-    axes.set_xscale("log", base=2)
+    if rows:
+        axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("KiB of a piece, 64 MiB in all")
     axes.set_title("small pages")
@@ -71,7 +72,8 @@ def _cast(axes: Axes, report: dict[str, Any]) -> None:
         axes.plot(sizes, [row["over_link"] for row in some], "o-", color=COLOURS[number], ms=3)
         axes.annotate(direction, (sizes[-1], some[-1]["over_link"]), fontsize=7) if some else None
     axes.axhline(4 / 3, color=COLOURS[4], lw=1, ls=":")
-    axes.set_xscale("log", base=2)
+    if rows:
+        axes.set_xscale("log", base=2)
     axes.set_xlabel("MiB of BF16 cache")
     axes.set_title("K16/V8 over the link's rate")
 

@@ -1,0 +1,105 @@
+"""Where CUDA is missing, every use says what was found and what is needed."""
+
+import importlib
+import importlib.util
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.transfer.cuda_rig import PAGE
+
+from transfer._cuda_api import CudaError, CudaMissing
+from transfer._cuda_driver import CudaDriver, load
+from transfer.cuda import CudaDevice, PinnedPool
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, **calls: Any) -> SimpleNamespace:
+    """Put an object in the place of cuda.bindings.driver."""
+    api = SimpleNamespace(**{"cuInit": lambda _flags: (0,), **calls})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.setattr(importlib, "import_module", lambda _name: api)
+    return api
+
+
+def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    for use in (load, CudaDevice().start, lambda: PinnedPool(PAGE, 1)):
+        with pytest.raises(CudaMissing, match="found no package `cuda`, need cuda-bindings 13"):
+            use()
+
+
+def test_a_package_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_name: str) -> object:
+        raise ImportError("no libcuda")
+
+    stand_in(monkeypatch)
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(CudaMissing, match=r"cannot be imported \(no libcuda\)"):
+        load()
+
+
+def test_no_driver_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(_flags: int) -> tuple[int]:
+        raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+    stand_in(monkeypatch, cuInit=init)
+    with pytest.raises(CudaMissing, match=r"no usable driver library .*need NVIDIA driver 580"):
+        load()
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, cuInit=lambda _flags: (100,))
+    with pytest.raises(CudaMissing, match="cuInit answers 100"):
+        load()
+
+
+def test_no_such_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, cuDeviceGetCount=lambda: (0, 2))
+    with pytest.raises(CudaMissing, match="found 2 GPUs, need one with the number 5"):
+        CudaDriver(5)
+
+
+def bare_driver(**calls: Any) -> CudaDriver:
+    """A driver whose calls are given, without any GPU."""
+    made = object.__new__(CudaDriver)
+    made.ordinal = 0
+    names = {"cuGetErrorName": lambda _code: (0, b"CUDA_ERROR_MADE_UP")}
+    made._api = SimpleNamespace(**{**names, **calls})
+    made._not_capturing = 0
+    return made
+
+
+def test_answers_become_errors() -> None:
+    driver = bare_driver(
+        cuMemFree=lambda _at: (700,),
+        cuStreamIsCapturing=lambda stream: {1: (0, 1), 2: (0, 0), 3: (906, 0), 4: (700, 0)}[stream],
+    )
+    with pytest.raises(CudaError, match=r"cuMemFree: CUDA error 700 .CUDA_ERROR_MADE_UP."):
+        driver.free(1)
+    # The legacy stream answers with an error while another stream is being captured.
+    assert [driver.capturing(stream) for stream in (1, 2, 3)] == [True, False, True]
+    with pytest.raises(CudaError) as lost:
+        driver.capturing(4)
+    assert lost.value.sticky
+
+
+def test_what_torch_raises_on_a_lost_context_becomes_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class AcceleratorError(RuntimeError):
+        error_code = 719
+
+    def asked() -> bool:
+        raise AcceleratorError("CUDA error: unspecified launch failure\nCompile with ...")
+
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=asked)
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with pytest.raises(CudaError) as lost:
+        bare_driver().caller_captures()
+    assert lost.value.code == 719
+    assert lost.value.sticky
+    torch.cuda.is_initialized = lambda: False
+    assert not bare_driver().caller_captures()
