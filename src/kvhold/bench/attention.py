@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,16 +56,24 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def conditions() -> dict[str, Any]:
+def conditions(commit: str) -> dict[str, Any]:
     """What the figures were taken on."""
     device = torch.cuda.get_device_properties(0)
-    return {
+    found = {
+        "command": " ".join(["python -m kvhold.bench.attention", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit,
         "device": device.name,
         "processors": device.multi_processor_count,
-        "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
     }
+    for name in ("torch", "triton", "flashinfer-python"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
 
 
 def keys() -> list[ModuleKey]:
@@ -95,14 +104,16 @@ class Builds:
         library: the installed FlashInfer, None to build nothing.
         workers: compilers side by side.
         first: build only so many of ours; 0 for all.
-        fa3: build the FA3 prefill of the comparison too; nothing waits for it.
+        fa3: build the FA3 prefill of the comparison too if above 0, and wait for it so many
+            seconds when prefill is timed.
     """
 
-    def __init__(self, library: Library | None, workers: int, first: int, *, fa3: bool) -> None:
+    def __init__(self, library: Library | None, workers: int, first: int, *, fa3: float) -> None:
         self._start = time.monotonic()
         self._pool = ThreadPoolExecutor(workers)
         self._futures: list[Future[None]] = []
         self._last: Future[None] | None = None
+        self._patience = fa3
         if library is None:
             return
         # Sources are written by one thread, compilers run in several.
@@ -126,12 +137,16 @@ class Builds:
             say(f"{len(self._futures)} modules built, {took:.0f} s after the start")
             self._futures = []
 
-    @property
     def prefills(self) -> tuple[str, ...]:
-        """FlashInfer's own prefills that can be timed by now."""
-        last = self._last
-        ready = last is not None and last.done() and last.exception() is None
-        return ("fa2", "fa3") if ready else ("fa2",)
+        """FlashInfer's own prefills that can be timed."""
+        if self._last is not None:
+            try:
+                self._last.result(self._patience)
+            except (TimeoutError, RuntimeError) as reason:
+                say(f"without FA3: {reason!r:.200}")
+            else:
+                return "fa2", "fa3"
+        return ("fa2",)
 
 
 def run_part(
@@ -212,7 +227,7 @@ def measure_prefill(
     backends: Backends, library: Library | None, builds: Builds, results: Results
 ) -> None:
     """Times of prefill, beside those of FlashInfer's own that are built by now."""
-    for figure in attention_time.prefill_figures(backends, library, builds.prefills):
+    for figure in attention_time.prefill_figures(backends, library, builds.prefills()):
         row = figure.row(1e12)
         results.add("prefill", row)
         say(f"{row['shape']:>28} {row['what']:<32} {row['us']:>9} us")
@@ -230,10 +245,13 @@ def main() -> int:
     parser.add_argument("--triton-seconds", type=float, default=120.0)
     parser.add_argument("--workers", type=int, default=8, help="compilers side by side")
     parser.add_argument("--modules", type=int, default=0, help="build only so many; 0 for all")
-    parser.add_argument("--fa3", action="store_true", help="time FlashInfer's FA3 prefill too")
+    parser.add_argument(
+        "--fa3", type=float, default=0.0, help="time FA3's prefill too; seconds to wait for it"
+    )
+    parser.add_argument("--commit", default="", help="of the source, for the record")
     args = parser.parse_args()
     results = Results(args.out)
-    results.add("conditions", conditions())
+    results.add("conditions", conditions(args.commit))
     backends = Backends()
     library: Library | None
     try:

@@ -56,7 +56,7 @@ def test_every_shape_of_a_decode_program(head_dim: int, scope: ScaleScope) -> No
     """A plan takes the shape that fits its batch; here each computes the same one."""
     kernels = pytest.importorskip("attention.kernels")
     by_token = scope is ScaleScope.TOKEN_HEAD
-    for group in (4, 20):
+    for group in (4, 20) if head_dim == 128 else (4,):
         case = Case(head_dim=head_dim, group=group, scope=scope, lengths=(0, 1, 63, 700, 2049))
         inputs = build(case, "cuda")
         oracle = attention_check.expected(inputs, causal=False)
