@@ -26,7 +26,11 @@ JOIN_SECONDS: Final = 1.0
 
 @final
 class Running:
-    """Everything a started device has."""
+    """Everything a started device has.
+
+    Attributes:
+        stopped: nothing new is accepted; what was posted still ends.
+    """
 
     def __init__(self, name: str, signals: Signals, kernels: Kernels, staging: int) -> None:
         self.driver: Driver = signals.driver
@@ -39,7 +43,7 @@ class Running:
         self.visits = Visits(signals, f"kvhold-{name}-streams")
         self._helpers: list[Any] = []
         self._turn = 0
-        self._stopped = False
+        self.stopped = False
 
     def _lane(self, name: str, area: int, *, ends_with_moves: bool) -> Lane:
         return Lane(
@@ -64,8 +68,8 @@ class Running:
     def stop(self) -> bool:
         """Stop the threads; whether everything was quiet and has been given back."""
         watches = (self.out.watch, self.into.watch, self.inside.watch, self.visits)
-        if not self._stopped:
-            self._stopped = True
+        if not self.stopped:
+            self.stopped = True
             for watch in watches:
                 watch.stop()
         if self.signals.poison is not None or not self.signals.quiet:

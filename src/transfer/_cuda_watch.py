@@ -224,7 +224,7 @@ class Watch:
         self._marks.put(mark)
 
     def stop(self) -> None:
-        """End the thread behind the last mark, without waiting for it."""
+        """End the thread behind the last mark, those that marks lead to included; do not wait."""
         self._marks.put(None)
 
     def join(self, seconds: float) -> bool:
@@ -234,8 +234,15 @@ class Watch:
 
     def _run(self) -> None:
         self._signals.adopt_thread()
-        while (mark := self._marks.get()) is not None:
-            if self._signals.await_event(mark.event):
+        stopping = False
+        while True:
+            try:
+                mark = self._marks.get(block=not stopping)
+            except Empty:
+                return
+            if mark is None:
+                stopping = True
+            elif self._signals.await_event(mark.event):
                 mark.reached()
 
 

@@ -141,7 +141,7 @@ class CudaDevice:
             self._running = None
 
     def _on(self) -> Running:
-        if self._running is None:
+        if self._running is None or self._running.stopped:
             raise SubmitError(f"{self!r} is not started")
         return self._running
 
@@ -149,8 +149,10 @@ class CudaDevice:
 
     def check(self, work: Work) -> None:
         """See `Device.check`."""
-        running = self._on()
-        if self._captures(running):
+        if work.route not in self.routes:
+            raise WrongDevice(f"{self.name} does not run {work!r}")
+        running = self._running
+        if running is not None and self._captures(running):
             raise BadWork(
                 f"{work!r} is submitted while the current stream is being captured into a CUDA "
                 f"graph: a copy cannot become part of the graph; submit it outside the capture"
@@ -166,8 +168,8 @@ class CudaDevice:
         elif isinstance(work, Launch):
             if work.stream is not None:
                 visitor(work.stream, self.ordinal)
-            if isinstance(work.fn, Pipeline):
-                self._check_pipeline(work.fn)
+            if isinstance(work.fn, Pipeline) and running is not None:
+                self._check_pipeline(work.fn, running)
 
     def _captures(self, running: Running) -> bool:
         """Whether the caller captures; a lost context cannot tell, and `enqueue` refuses then."""
@@ -179,8 +181,8 @@ class CudaDevice:
             running.judge(error)
             return False
 
-    def _check_pipeline(self, pipe: Pipeline) -> None:
-        if not self._choice.of_pipeline(pipe, self._on()):
+    def _check_pipeline(self, pipe: Pipeline, running: Running) -> None:
+        if not self._choice.of_pipeline(pipe, running):
             raise LayoutMismatch(
                 f"{pipe!r}: a block takes {pipe.step} bytes of staging and {pipe.fixed_words} words "
                 f"of tables; {self.name} has {self._staging} bytes and {SCRATCH // 8} words"
@@ -328,8 +330,13 @@ class CudaDevice:
             raise SubmitError(f"{stream!r}: {error}") from error
 
     def finish(self, fence: Fence, stream: object | None) -> None:
-        """See `Device.finish`."""
-        running = self._on()
+        """See `Device.finish`; behind a stream, a device that was closed cannot look any more."""
+        running = self._running
+        if running is None:
+            raise SubmitError(f"{self!r} is not started")
+        if running.stopped and stream is not None:
+            running.signals.lose(fence, SubmitError(f"{self!r} was closed"))
+            return
         if stream is None or not isinstance(fence, CudaFence):
             running.signals.signal(fence)
             return

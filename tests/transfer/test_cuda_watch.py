@@ -105,6 +105,27 @@ def test_a_watch_takes_marks_in_order_and_ends_behind_the_last(driver: FakeDrive
     assert reached == list(range(20))
 
 
+def test_a_watch_that_was_stopped_takes_what_marks_lead_to(driver: FakeDriver) -> None:
+    """A long job posts itself on as its marks are reached, behind the word to stop."""
+    signals = signals_of(driver)
+    stream = driver.stream()
+    watch = Watch(signals, "watch")
+    reached: list[int] = []
+
+    def follow(number: int) -> None:
+        reached.append(number)
+        if number < 5:
+            watch.put(Mark(signals.record(stream), lambda: follow(number + 1)))
+            driver.run()
+
+    watch.put(Mark(signals.record(stream), lambda: follow(0)))
+    watch.stop()
+    driver.run()
+    watch.start()
+    assert watch.join(10)
+    assert reached == [0, 1, 2, 3, 4, 5]
+
+
 def test_visits_ask_for_heads_only(driver: FakeDriver) -> None:
     """One stream stands still: the marks behind its head are not asked for, others go on."""
     signals = signals_of(driver)
