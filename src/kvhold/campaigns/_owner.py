@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
 import anyio
@@ -220,7 +221,9 @@ class Owner:
         record = self.random.choice(unposted or known) if known else None
         if record is not None and record.op is not None:
             record.cancelled = True
-            record.op.cancel()
+            # A cancelled operation can let others be posted, and there an interrupt can strike.
+            with suppress(KeyboardInterrupt):
+                record.op.cancel()
 
     async def wait(self) -> None:
         """Wait for any operation of its own."""

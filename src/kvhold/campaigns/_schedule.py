@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -115,14 +116,16 @@ def run(schedule: Schedule, folder: Path, loop: asyncio.AbstractEventLoop) -> Ou
     loop.set_exception_handler(lambda _loop, context: _crashed(world, context))
     owners = [Owner(world, name) for name in "abc"]
     main = loop.create_task(_Run(world, owners).main())
+    struck = 0
     while not main.done():
         # An interrupt that strikes in a callback of the loop leaves it; whoever embeds the engine
         # then runs the loop on to its end, and so do we.
         try:
             loop.run_until_complete(main)
         except KeyboardInterrupt:
-            if not world.injected[Fault.INTERRUPT] + world.injected[Fault.INTERRUPT_EARLY]:
-                raise
+            struck += 1
+            if struck > world.injected[Fault.INTERRUPT] + world.injected[Fault.INTERRUPT_EARLY]:
+                raise  # somebody's own
     world.leave()
     return Outcome(
         schedule,
@@ -189,10 +192,8 @@ class _Run:
         # Twice: the first look of a closed engine is what lets a withheld proof be released.
         for _ in range(2):
             await self._run_dry()
-            try:
+            with suppress(CompletionLost, KeyboardInterrupt):
                 world.engine.close_sync(0.0)
-            except CompletionLost:
-                await asyncio.sleep(0)
 
     async def _run_dry(self) -> None:
         world = self.world
@@ -277,7 +278,7 @@ class _Run:
             expected = world.expected_quarantine()[pool]
             if counts.held or (counts.quarantined != expected and not world.poisoned):
                 world.report(
-                    "books", f"{counts} of {pool.name} at the end, {expected} are beyond proof"
+                    "counts", f"{counts} of {pool.name} at the end, {expected} are beyond proof"
                 )
             self._close(pool)
 
