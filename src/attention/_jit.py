@@ -26,13 +26,9 @@ def _length(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tile_pages(  # noqa: PLR0917 - a device function
-    indices: tl.tensor,
-    first: tl.tensor,
-    count: tl.tensor,
-    start: tl.tensor,
-    tokens: tl.constexpr,
+    indices: tl.tensor, first: tl.tensor, count: tl.tensor, start: tl.tensor, tokens: tl.constexpr,
     page: tl.constexpr,
-) -> tl.tensor:
+) -> tl.tensor:  # fmt: skip
     """Page of each of `tokens` keys from `start` on (a multiple of tokens), int64."""
     if tokens % page == 0:
         many: tl.constexpr = tokens // page
@@ -69,31 +65,13 @@ def _rows(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tile(  # noqa: PLR0917 - a device function
-    key: tl.tensor,
-    value: tl.tensor,
-    scale: tl.tensor,
-    indices: tl.tensor,
-    first: tl.tensor,
-    count: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    kv: tl.tensor,
-    k_page: tl.tensor,
-    k_slot: tl.tensor,
-    k_head: tl.tensor,
-    v_page: tl.tensor,
-    v_slot: tl.tensor,
-    v_head: tl.tensor,
-    s_page: tl.tensor,
-    s_slot: tl.tensor,
-    s_head: tl.tensor,
-    whole: tl.constexpr,
-    tokens: tl.constexpr,
-    page: tl.constexpr,
-    dim: tl.constexpr,
-    width: tl.constexpr,
+    key: tl.tensor, value: tl.tensor, scale: tl.tensor, indices: tl.tensor, first: tl.tensor,
+    count: tl.tensor, start: tl.tensor, end: tl.tensor, kv: tl.tensor, k_page: tl.tensor,
+    k_slot: tl.tensor, k_head: tl.tensor, v_page: tl.tensor, v_slot: tl.tensor, v_head: tl.tensor,
+    s_page: tl.tensor, s_slot: tl.tensor, s_head: tl.tensor, whole: tl.constexpr,
+    tokens: tl.constexpr, page: tl.constexpr, dim: tl.constexpr, width: tl.constexpr,
     by_token: tl.constexpr,
-) -> tl.tensor:
+) -> tl.tensor:  # fmt: skip
     """Keys, values and scales of `tokens` keys from `start` on; zeros from `end` on."""
     at = start + tl.arange(0, tokens)
     pages = _tile_pages(indices, first, count, start, tokens, page)
@@ -110,18 +88,10 @@ def _tile(  # noqa: PLR0917 - a device function
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _step(  # noqa: PLR0917 - a device function
-    query: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    scales: tl.tensor,
-    seen: tl.tensor,
-    peak: tl.tensor,
-    total: tl.tensor,
-    acc: tl.tensor,
-    factor: tl.tensor,
-    whole: tl.constexpr,
+    query: tl.tensor, keys: tl.tensor, values: tl.tensor, scales: tl.tensor, seen: tl.tensor,
+    peak: tl.tensor, total: tl.tensor, acc: tl.tensor, factor: tl.tensor, whole: tl.constexpr,
     by_token: tl.constexpr,
-) -> tl.tensor:
+) -> tl.tensor:  # fmt: skip
     """One step of the softmax: keys [tokens, dim], values [tokens, dim], seen [rows, tokens].
 
     `factor` is positive. With `whole` every row sees every key.
@@ -148,39 +118,14 @@ def _step(  # noqa: PLR0917 - a device function
 
 @triton.jit(do_not_specialize=FREE_DECODE)  # type: ignore[untyped-decorator]
 def decode(  # noqa: PLR0917 - a kernel
-    query: tl.tensor,
-    key: tl.tensor,
-    value: tl.tensor,
-    scale: tl.tensor,
-    indptr: tl.tensor,
-    indices: tl.tensor,
-    last: tl.tensor,
-    out: tl.tensor,
-    lse: tl.tensor,
-    factor: tl.tensor,
-    q_row: tl.tensor,
-    q_head: tl.tensor,
-    k_page: tl.tensor,
-    k_slot: tl.tensor,
-    k_head: tl.tensor,
-    v_page: tl.tensor,
-    v_slot: tl.tensor,
-    v_head: tl.tensor,
-    s_page: tl.tensor,
-    s_slot: tl.tensor,
-    s_head: tl.tensor,
-    splits: tl.tensor,
-    heads: tl.tensor,
-    group: tl.tensor,
-    rows: tl.constexpr,
-    blocks: tl.constexpr,
-    dim: tl.constexpr,
-    width: tl.constexpr,
-    page: tl.constexpr,
-    tokens: tl.constexpr,
-    by_token: tl.constexpr,
-    stages: tl.constexpr,
-) -> None:
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, scale: tl.tensor, indptr: tl.tensor,
+    indices: tl.tensor, last: tl.tensor, out: tl.tensor, lse: tl.tensor, factor: tl.tensor,
+    q_row: tl.tensor, q_head: tl.tensor, k_page: tl.tensor, k_slot: tl.tensor, k_head: tl.tensor,
+    v_page: tl.tensor, v_slot: tl.tensor, v_head: tl.tensor, s_page: tl.tensor, s_slot: tl.tensor,
+    s_head: tl.tensor, splits: tl.tensor, heads: tl.tensor, group: tl.tensor, rows: tl.constexpr,
+    blocks: tl.constexpr, dim: tl.constexpr, width: tl.constexpr, page: tl.constexpr,
+    tokens: tl.constexpr, by_token: tl.constexpr, stages: tl.constexpr,
+) -> None:  # fmt: skip
     """One split of one request and KV head: out [batch, splits, heads, dim], lse without dim."""
     kv = tl.program_id(0) // blocks
     row = (tl.program_id(0) % blocks) * rows + tl.arange(0, rows)
@@ -207,18 +152,9 @@ def decode(  # noqa: PLR0917 - a kernel
             whole=True, tokens=tokens, page=page, dim=dim, width=width, by_token=by_token,
         )  # fmt: skip
         peak, total, acc = _step(
-            q,
-            keys,
-            values,
-            scales,
-            n[None, :],
-            peak,
-            total,
-            acc,
-            factor,
-            whole=True,
-            by_token=by_token,
-        )
+            q, keys, values, scales, n[None, :], peak, total, acc, factor,
+            whole=True, by_token=by_token,
+        )  # fmt: skip
     for start in tl.range(middle, end, tokens, num_stages=1):
         keys, values, scales = _tile(
             key, value, scale, indices, first, count, start, end, kv,
@@ -241,16 +177,9 @@ def decode(  # noqa: PLR0917 - a kernel
 
 @triton.jit(do_not_specialize=FREE_MERGE)  # type: ignore[untyped-decorator]
 def merge(  # noqa: PLR0917 - a kernel
-    part: tl.tensor,
-    sums: tl.tensor,
-    out: tl.tensor,
-    lse: tl.tensor,
-    splits: tl.tensor,
-    heads: tl.tensor,
-    many: tl.constexpr,
-    dim: tl.constexpr,
-    width: tl.constexpr,
-) -> None:
+    part: tl.tensor, sums: tl.tensor, out: tl.tensor, lse: tl.tensor, splits: tl.tensor,
+    heads: tl.tensor, many: tl.constexpr, dim: tl.constexpr, width: tl.constexpr,
+) -> None:  # fmt: skip
     """Join the splits of one request and query head."""
     request = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -274,39 +203,14 @@ def merge(  # noqa: PLR0917 - a kernel
 
 @triton.jit(do_not_specialize=FREE_PREFILL)  # type: ignore[untyped-decorator]
 def prefill(  # noqa: PLR0917 - a kernel
-    query: tl.tensor,
-    key: tl.tensor,
-    value: tl.tensor,
-    scale: tl.tensor,
-    indptr: tl.tensor,
-    indices: tl.tensor,
-    last: tl.tensor,
-    starts: tl.tensor,
-    out: tl.tensor,
-    lse: tl.tensor,
-    factor: tl.tensor,
-    q_row: tl.tensor,
-    q_head: tl.tensor,
-    k_page: tl.tensor,
-    k_slot: tl.tensor,
-    k_head: tl.tensor,
-    v_page: tl.tensor,
-    v_slot: tl.tensor,
-    v_head: tl.tensor,
-    s_page: tl.tensor,
-    s_slot: tl.tensor,
-    s_head: tl.tensor,
-    heads: tl.tensor,
-    group: tl.tensor,
-    rows: tl.constexpr,
-    dim: tl.constexpr,
-    width: tl.constexpr,
-    page: tl.constexpr,
-    tokens: tl.constexpr,
-    by_token: tl.constexpr,
-    causal: tl.constexpr,
-    stages: tl.constexpr,
-) -> None:
+    query: tl.tensor, key: tl.tensor, value: tl.tensor, scale: tl.tensor, indptr: tl.tensor,
+    indices: tl.tensor, last: tl.tensor, starts: tl.tensor, out: tl.tensor, lse: tl.tensor,
+    factor: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, k_page: tl.tensor, k_slot: tl.tensor,
+    k_head: tl.tensor, v_page: tl.tensor, v_slot: tl.tensor, v_head: tl.tensor, s_page: tl.tensor,
+    s_slot: tl.tensor, s_head: tl.tensor, heads: tl.tensor, group: tl.tensor, rows: tl.constexpr,
+    dim: tl.constexpr, width: tl.constexpr, page: tl.constexpr, tokens: tl.constexpr,
+    by_token: tl.constexpr, causal: tl.constexpr, stages: tl.constexpr,
+) -> None:  # fmt: skip
     """A block of rows of one request and KV head; a row is one (new token, query head)."""
     request = tl.program_id(2)
     kv = tl.program_id(1)
@@ -338,18 +242,9 @@ def prefill(  # noqa: PLR0917 - a kernel
             whole=True, tokens=tokens, page=page, dim=dim, width=width, by_token=by_token,
         )  # fmt: skip
         peak, total, acc = _step(
-            q,
-            keys,
-            values,
-            scales,
-            n[None, :],
-            peak,
-            total,
-            acc,
-            factor,
-            whole=True,
-            by_token=by_token,
-        )
+            q, keys, values, scales, n[None, :], peak, total, acc, factor,
+            whole=True, by_token=by_token,
+        )  # fmt: skip
     for start in tl.range(middle, end, tokens, num_stages=1):
         keys, values, scales = _tile(
             key, value, scale, indices, first, count, start, end, kv,
@@ -372,33 +267,13 @@ def prefill(  # noqa: PLR0917 - a kernel
 
 @triton.jit(do_not_specialize=FREE_APPEND)  # type: ignore[untyped-decorator]
 def append(  # noqa: PLR0917 - a kernel
-    key: tl.tensor,
-    value: tl.tensor,
-    slots: tl.tensor,
-    key_pages: tl.tensor,
-    value_pages: tl.tensor,
-    scale: tl.tensor,
-    lost: tl.tensor,
-    i_token: tl.tensor,
-    i_head: tl.tensor,
-    j_token: tl.tensor,
-    j_head: tl.tensor,
-    k_page: tl.tensor,
-    k_slot: tl.tensor,
-    k_head: tl.tensor,
-    v_page: tl.tensor,
-    v_slot: tl.tensor,
-    v_head: tl.tensor,
-    s_page: tl.tensor,
-    s_slot: tl.tensor,
-    s_head: tl.tensor,
-    limit: tl.constexpr,
-    dim: tl.constexpr,
-    width: tl.constexpr,
-    page: tl.constexpr,
-    by_token: tl.constexpr,
-    dynamic: tl.constexpr,
-) -> None:
+    key: tl.tensor, value: tl.tensor, slots: tl.tensor, key_pages: tl.tensor,
+    value_pages: tl.tensor, scale: tl.tensor, lost: tl.tensor, i_token: tl.tensor,
+    i_head: tl.tensor, j_token: tl.tensor, j_head: tl.tensor, k_page: tl.tensor, k_slot: tl.tensor,
+    k_head: tl.tensor, v_page: tl.tensor, v_slot: tl.tensor, v_head: tl.tensor, s_page: tl.tensor,
+    s_slot: tl.tensor, s_head: tl.tensor, limit: tl.constexpr, dim: tl.constexpr,
+    width: tl.constexpr, page: tl.constexpr, by_token: tl.constexpr, dynamic: tl.constexpr,
+) -> None:  # fmt: skip
     """One new token and KV head: copy the key's bits, quantise the value, count what was lost."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

@@ -35,7 +35,8 @@ def _decode(axes: Axes, rows: list[dict[str, Any]], batch: str) -> None:
     axes.set_xticks(range(len(shapes)), [shape.split(", ")[1] for shape in shapes])
     axes.set_title(f"decode, {batch} tokens")
     axes.set_ylabel("microseconds")
-    axes.legend(fontsize=7)
+    axes.margins(y=0.2)
+    axes.legend(fontsize=7, ncols=len(SERIES), loc="upper center")
 
 
 def _prefill(axes: Axes, rows: list[dict[str, Any]]) -> None:
