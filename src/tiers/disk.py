@@ -165,9 +165,9 @@ class DiskTier:
         """See `Tier.write`."""
         name = _ours(slot).name
         return FileWrite(
-            self.folder.path(name._replace(temporary=True)),
+            self.folder.place(name._replace(temporary=True)),
             [source.span(0, slot.item.nbytes)],
-            publish=self.folder.path(name),
+            publish=self.folder.place(name),
             sync=self.sync,
         )
 
@@ -177,7 +177,7 @@ class DiskTier:
 
     def read(self, slot: Slot, into: Block) -> Work:
         """See `Tier.read`."""
-        return FileRead(self.path(slot), [into.span(0, slot.item.nbytes)])
+        return FileRead(self.folder.place(_ours(slot).name), [into.span(0, slot.item.nbytes)])
 
     def path(self, slot: Slot) -> Path:
         """Where the published file of an item is."""
@@ -187,13 +187,13 @@ class DiskTier:
         """See `Tier.withdraw`. A write that failed may have left either name."""
         self._account.withdraw(slot)
         name = _ours(slot).name
-        paths = (self.folder.path(name._replace(temporary=True)), self.folder.path(name))
+        paths = (self.folder.place(name._replace(temporary=True)), self.folder.place(name))
         return [FileRemove(path, missing_ok=True) for path in paths]
 
     def evict(self, slot: Slot) -> Sequence[Work]:
         """See `Tier.evict`."""
         self._account.apply(slot, Change.EVICT)
-        return [FileRemove(self.path(slot), missing_ok=True)]
+        return [FileRemove(self.folder.place(_ours(slot).name), missing_ok=True)]
 
     def set_aside(self, slot: Slot) -> Sequence[Work]:
         """As `evict`, for a file that proved damaged: it is kept for a look, a few at most."""
