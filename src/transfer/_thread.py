@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from inspect import isawaitable
 from typing import TYPE_CHECKING, TypeVar, final, overload
 
 import anyio
 import anyio.from_thread
-import anyio.lowlevel
 
 from transfer._errors import EngineClosed, TransferError, WrongThread
+from transfer._loop import current_loop
 from transfer._routing import UNSET
 
 if TYPE_CHECKING:
@@ -43,8 +44,10 @@ class EngineThread:
         self._uvloop = uvloop
         self._portal: anyio.from_thread.BlockingPortal | None = None
         self._thread: threading.Thread | None = None
-        self._leave: anyio.Event | None = None
-        self._posting = threading.Lock()
+        self._leave: Callable[[], None] = _nothing
+        self._lock = threading.Lock()
+        self._posting = 0
+        self._none_posting: Callable[[], None] = _nothing
         self._error: BaseException | None = None
 
     def start(self) -> None:
@@ -54,7 +57,7 @@ class EngineThread:
             EngineClosed: it is already started.
         """
         ready = threading.Event()
-        with self._posting:
+        with self._lock:
             if self._thread is not None:
                 raise EngineClosed(f"the thread of {self.engine!r} is already started")
             self._error = None
@@ -74,12 +77,8 @@ class EngineThread:
             CompletionLost: as `Engine.aclose`.
             ForkDetected: it was started in another process.
         """
-        leave = self._leave
-        if leave is not None:
-            try:
-                self._post(leave.set).result()
-            except EngineClosed:
-                self.engine._home.check_process()  # else another thread was faster
+        self._check_caller()
+        self._leave()
         self._join()
 
     def _join(self) -> None:
@@ -108,18 +107,24 @@ class EngineThread:
 
     async def _serve(self, ready: threading.Event) -> None:
         self.engine.start()
-        self._leave = anyio.Event()
+        leave, quiet, loop = anyio.Event(), anyio.Event(), current_loop()
+        self._leave = lambda: loop.post(leave.set)
+        self._none_posting = lambda: loop.post(quiet.set)
         async with anyio.from_thread.BlockingPortal() as portal:
             self._portal = portal
             ready.set()
             try:
-                await self._leave.wait()
+                try:
+                    await leave.wait()
+                finally:
+                    await self._close_engine()
             finally:
-                await self._close_engine()
-            # The portal outlives the engine: whoever waits for an operation is told how it ended.
-            with self._posting:
-                self._portal = None
-            await anyio.lowlevel.checkpoint()  # what was posted before has begun
+                # The portal outlives the engine: who waits for an operation is told how it ended.
+                with self._lock:
+                    self._portal = None
+                    posting = self._posting
+            if posting:
+                await quiet.wait()  # who came before gets an answer
             await portal.stop(cancel_remaining=True)
 
     async def _close_engine(self) -> None:
@@ -148,8 +153,8 @@ class EngineThread:
             ForkDetected: it was started in another process.
             WrongThread: called on the engine's own thread, which would wait for itself.
         """
-        result: T = self._post(function, *args).result()
-        return result
+        answer: T = self._answer(function, args)
+        return answer
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run an async function on the engine's loop, e.g. one that drives a store.
@@ -159,20 +164,38 @@ class EngineThread:
             WrongThread: called on the engine's own thread, which would wait for itself.
             concurrent.futures.CancelledError: the thread was closed meanwhile.
         """
-        result: T = self._post(function, *args).result()
-        return result
+        answer: T = self._answer(function, args)
+        return answer
 
-    def _post(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def _answer(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        answer = self._post(function, args).result()
+        if isinstance(answer, _Exit):
+            raise answer.error
+        return answer
+
+    def _check_caller(self) -> None:
         self.engine._home.check_process()
         if threading.current_thread() is self._thread:
             raise WrongThread(
                 f"called on the thread of {self.engine!r} itself; expected another thread, or the "
                 f"engine's own methods"
             )
-        with self._posting:
-            if self._portal is None:
+
+    def _post(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Future[Any]:
+        self._check_caller()
+        with self._lock:
+            portal = self._portal
+            if portal is None:
                 raise EngineClosed(f"the thread of {self.engine!r} is not started")
-            return self._portal.start_task_soon(function, *args)
+            self._posting += 1
+        try:
+            return portal.start_task_soon(_call, function, args)  # waits for the loop's next turn
+        finally:
+            with self._lock:
+                self._posting -= 1
+                last = self._portal is None and not self._posting
+            if last:
+                self._none_posting()
 
     # The engine's verbs
 
@@ -198,7 +221,13 @@ class EngineThread:
 
     def wait(self, op: Operation) -> None:
         """As `Operation.wait`, blocking the calling thread."""
-        self.run(op.wait)
+        self.run(self._wait, op)
+
+    @staticmethod
+    async def _wait(op: Operation) -> None:
+        # Closing cancels what still runs, after it has decided every operation: this ends by itself.
+        with anyio.CancelScope(shield=True):
+            await op.wait()
 
     def poll(self, ops: Sequence[Operation]) -> list[Operation]:
         """Those of `ops` that are settled or lost; never blocks on a device."""
@@ -211,3 +240,23 @@ class EngineThread:
     def holders(self, handle: HandleLike | None = None) -> list[Operation]:
         """As `Engine.holders`."""
         return self.call(self.engine.holders, handle)
+
+
+@final
+class _Exit:
+    """An exit or interrupt that a caller's function raised: it is the caller's, not the loop's."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+async def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        answer = function(*args)
+        return await answer if isawaitable(answer) else answer
+    except (SystemExit, KeyboardInterrupt) as error:
+        return _Exit(error)
+
+
+def _nothing() -> None:
+    """Stands for a wake-up before there is a loop."""
