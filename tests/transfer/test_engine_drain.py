@@ -353,3 +353,22 @@ async def test_every_operation_of_a_drain_is_settled_once() -> None:
     await engine.aclose()
     assert sorted(ended) == [op.serial for op in ops]
     assert engine.statistics().devices["host"].in_flight == 0
+
+
+async def test_who_waits_for_blocks_still_gets_them_when_the_engine_is_closed() -> None:
+    got: list[int] = []
+    with HostPool(LAYOUT, 2) as pool:
+        lease = pool.lease(2)
+        async with anyio.create_task_group() as group:
+
+            async def wait() -> None:
+                with await pool.wait_lease(2) as blocks:
+                    got.append(len(blocks))
+
+            async with host_engine() as engine:
+                await engine.run(Launch(lambda: None, writes=[lease]))
+                group.start_soon(wait)
+                await turns()
+            assert got == []
+            lease.release()
+        assert got == [2]
