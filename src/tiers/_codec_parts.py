@@ -34,7 +34,7 @@ Memory: TypeAlias = Any
 
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGNED: Final = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-_COPY_SHARE: Final = 1 << 20
+_COPY_SHARE: Final = 4 << 20
 
 
 @final

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _POLYNOMIAL: Final = 0xEDB88320
 _ONE: Final = 1 << 31
-PIECE: Final = 1 << 18
+PIECE: Final = 1 << 20
 """Bytes below which a second thread costs more than it gains."""
 
 

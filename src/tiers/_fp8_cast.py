@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from tiers._fp8_lookup import cast, codes_tensor, decode_lookup, encode_lookup
-from tiers._fp8_scratch import WIDE, Scratch, merge_axes, pieces, scale_box, split_shape
+from tiers._fp8_scratch import (
+    WIDE,
+    Scratch,
+    merge_axes,
+    one_torch_thread,
+    pieces,
+    scale_box,
+    split_shape,
+)
 from tiers._fp8_tables import Fp8Format, pair_table
 
 if TYPE_CHECKING:
@@ -30,10 +38,8 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float32]
 
 TABLE: Final = 64 * 1024
-"""Values per scale and thread from which a table of its own pays for a scale."""
-ROWS: Final = 16
-"""Most scales that alternate row by row and are looked up together; tables then fill 4 MiB."""
-SHARE: Final = 128 * 1024
+"""Neighbouring values with one scale from which a table of its own pays for the scale."""
+SHARE: Final = 512 * 1024
 """Values below which a further thread costs more than it gains."""
 
 
@@ -85,28 +91,19 @@ class Job:
         )
 
     @property
-    def rows(self) -> bool:
-        """Whether scales alternate along the axis before the last, few enough to look up together."""
-        return len(self.kept) > 1 and self.kept[-2] and self.values.shape[-2] <= ROWS
-
-    @property
     def tabulated(self) -> bool:
-        """Whether tables pay: 16-bit values, and long runs or many rows of each scale."""
-        if self.kept[-1] or self.values.itemsize != 2:
-            return False
-        group = self.values.size // max(self.scales.size, 1)
-        return group >= TABLE and (self.rows or self.values.shape[-1] >= TABLE)
+        """Whether tables pay: 16-bit values in long runs of one scale."""
+        run = 1 if self.kept[-1] else self.values.shape[-1]
+        return self.values.itemsize == 2 and run >= TABLE
 
     def groups(self) -> Iterator[Job]:
-        """One job for each scale, or for the scales of each run of rows."""
-        last = len(self.kept) - 2 if self.rows else len(self.kept)
-        ranges = [range(n) for n in self.scales.shape[:last]]
-        for index in itertools.product(*ranges):
-            box = [
+        """One job for each scale."""
+        for index in itertools.product(*(range(n) for n in self.scales.shape)):
+            box = tuple(
                 slice(i, i + 1) if keep else slice(0, n)
-                for i, keep, n in zip(index, self.kept, self.values.shape, strict=False)
-            ]
-            yield self.at((*box, *(slice(0, n) for n in self.values.shape[last:])))
+                for i, keep, n in zip(index, self.kept, self.values.shape, strict=True)
+            )
+            yield self.at(box)
 
     def shares(self, team: Team) -> list[Job]:
         """One job for each thread that is worth starting."""
@@ -127,7 +124,7 @@ def decode(job: Job, team: Team) -> None:
 
 
 def _encode_share(job: Job, team: Team) -> None:
-    with team.workspace() as space:
+    with team.workspace() as space, one_torch_thread():
         scratch = space.of(Scratch)
         if not job.tabulated:
             _encode_wide(job, scratch)
@@ -159,7 +156,7 @@ def _encode_wide(job: Job, scratch: Scratch) -> None:
 
 
 def _decode_share(job: Job, team: Team) -> None:
-    with team.workspace() as space:
+    with team.workspace() as space, one_torch_thread():
         scratch = space.of(Scratch)
         if not job.tabulated or not _paired(job.codes):
             _decode_wide(job, scratch)

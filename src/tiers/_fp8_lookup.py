@@ -1,8 +1,7 @@
 """The table way of the FP8 codec: what every bit pattern becomes, then a lookup.
 
 Encoding looks 16-bit patterns up in a table of codes, decoding looks pairs of codes up in a table of two
-values. A table belongs to a scale; where scales alternate row by row, as with heads, the tables of all
-rows are laid one after the other and the row's number goes into the upper half of the index.
+values. A table belongs to a scale.
 """
 
 from __future__ import annotations
@@ -30,25 +29,23 @@ INFINITY: Final = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F80_0000
 def encode_lookup(
     values: Bits, codes: Bits, scales: Floats, scratch: Scratch, *, dtype: str, form: Fp8Format
 ) -> None:
-    """Encode values with one scale, or one for each index of the axis before the last.
+    """Encode values that share one scale.
 
     Args:
         values: 16-bit patterns.
         codes: destination, uint8 of the same shape.
-        scales: float32, of any shape with one or ``values.shape[-2]`` elements.
+        scales: float32, of any shape with one element.
         scratch: the thread's.
         dtype: of the values.
         form: of the codes.
     """
     import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
 
-    tables = scratch.encode_tables(scales.size)
-    for row, scale in enumerate(scales.reshape(-1)):
-        _fill_encode_table(tables[row], scale, dtype, form, scratch)
-    table = torch.from_numpy(tables.reshape(-1))
+    _fill_encode_table(scratch.encode_table, scales.reshape(1), dtype, form, scratch)
+    table = torch.from_numpy(scratch.encode_table)
     for box in pieces(values.shape, LOOKUP):
         part, out = values[box], codes[box]
-        index = _indices(part, box, scales.size, scratch)
+        index = _indices(part, scratch)
         if out.flags.c_contiguous:
             torch.index_select(table, 0, index, out=torch.from_numpy(out.reshape(-1)))
         else:
@@ -59,7 +56,7 @@ def encode_lookup(
 def decode_lookup(
     codes: Bits, values: Bits, scales: Floats, scratch: Scratch, *, dtype: str, form: Fp8Format
 ) -> None:
-    """Decode codes with one scale, or one for each index of the axis before the last.
+    """Decode codes that share one scale.
 
     Args:
         codes: uint8, an even number in each row, rows without gaps.
@@ -71,13 +68,11 @@ def decode_lookup(
     """
     import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
 
-    tables = scratch.decode_tables(scales.size)
-    for row, scale in enumerate(scales.reshape(-1)):
-        _fill_decode_table(tables[row], scale, dtype, form, scratch)
-    table = torch.from_numpy(tables.reshape(-1).view(np.int32))
+    _fill_decode_table(scratch.decode_table, scales.reshape(1), dtype, form, scratch)
+    table = torch.from_numpy(scratch.decode_table.view(np.int32))
     for box in pieces(values.shape, LOOKUP):
         out = values[box]
-        index = _indices(codes[box].view(np.uint16), box, scales.size, scratch)
+        index = _indices(codes[box].view(np.uint16), scratch)
         if out.flags.c_contiguous and out.ctypes.data % 4 == 0:
             target = torch.from_numpy(out.reshape(-1).view(np.int32))
             torch.index_select(table, 0, index, out=target)
@@ -86,26 +81,22 @@ def decode_lookup(
             np.copyto(out, scratch.narrow[: out.size].reshape(out.shape))
 
 
-def _indices(patterns: Bits, box: tuple[slice, ...], rows: int, scratch: Scratch) -> torch.Tensor:
-    """Patterns as indices into the tables of their rows, flat."""
-    shaped = scratch.index[: patterns.size].reshape(patterns.shape)
-    np.copyto(shaped, patterns)
-    if rows > 1:
-        first = np.arange(rows, dtype=np.int32)[box[-2], None] << np.int32(16)
-        np.bitwise_or(shaped, first, out=shaped)
+def _indices(patterns: Bits, scratch: Scratch) -> torch.Tensor:
+    """Patterns as indices, flat."""
+    np.copyto(scratch.index[: patterns.size].reshape(patterns.shape), patterns)
     return scratch.index_tensor[: patterns.size]
 
 
 def _fill_encode_table(
-    table: Bits, scale: np.float32, dtype: str, form: Fp8Format, scratch: Scratch
+    table: Bits, scale: Floats, dtype: str, form: Fp8Format, scratch: Scratch
 ) -> None:
     """Codes of all patterns: cast where they change, constant below and above, NaN by rule."""
     import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
 
     infinity = INFINITY[dtype]
-    low, high = _changing(float(scale), dtype, form)
+    low, high = _changing(float(scale[0]), dtype, form)
     # A tensor: a plain number may be turned into a product with its reciprocal.
-    divisor = torch.from_numpy(np.array([scale], np.float32))
+    divisor = torch.from_numpy(scale)
     table[:low] = 0
     table[high : infinity + 1] = form.top
     for start in range(low, high, WIDE):
@@ -138,13 +129,13 @@ def _changing(scale: float, dtype: str, form: Fp8Format) -> tuple[int, int]:
 
 
 def _fill_decode_table(
-    table: Bits, scale: np.float32, dtype: str, form: Fp8Format, scratch: Scratch
+    table: Bits, scale: Floats, dtype: str, form: Fp8Format, scratch: Scratch
 ) -> None:
     """Two values for every pair of codes, the low byte's first."""
     import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
 
     wide = scratch.wide_tensor[:256]
-    torch.mul(codes_tensor(form.name), float(scale), out=wide)
+    torch.mul(codes_tensor(form.name), torch.from_numpy(scale), out=wide)
     scratch.narrow_tensors[dtype][:256].copy_(wide)
     single = scratch.narrow[:256].astype(np.uint32)
     np.bitwise_or(single[None, :], single[:, None] << np.uint32(16), out=table.reshape(256, 256))

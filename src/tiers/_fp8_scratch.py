@@ -1,13 +1,16 @@
 """Working memory of the FP8 codec, and how an array is cut into pieces that fit it.
 
-Torch operators work on the scratch alone: contiguous, of one dtype, and of fewer elements than torch
-would hand to threads of its own. Copying in and out goes through numpy, which takes any strides.
+Torch operators work on the scratch alone: contiguous and of one dtype. Copying in and out goes through
+numpy, which takes any strides.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -15,15 +18,15 @@ import numpy as np
 from tiers._fp8_tables import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
     import torch
 
     Bits: TypeAlias = npt.NDArray[Any]
 
-WIDE: Final = 32_768
-"""Elements of a piece for operators: the most that torch leaves to the calling thread."""
+WIDE: Final = 131_072
+"""Elements of a piece for operators: calls so long that threads seldom wait for the interpreter lock."""
 LOOKUP: Final = 262_144
 """Elements of a piece for table lookups, which torch runs in the calling thread."""
 _VIEWS: Final = 64
@@ -66,22 +69,10 @@ class Scratch:
         self.fp8_tensors = {name: self.codes_tensor.view(getattr(torch, name)) for name in FORMATS}
         self.index = np.zeros(LOOKUP, np.int32)
         self.index_tensor = torch.from_numpy(self.index)
-        self._encode_tables = np.zeros((1, 65536), np.uint8)
-        self._decode_tables = np.zeros((1, 65536), np.uint32)
+        self.encode_table = np.zeros(65536, np.uint8)
+        self.decode_table = np.zeros(65536, np.uint32)
         self._scales = np.zeros(0, np.float32)
         self._views: dict[tuple[object, ...], Views] = {}
-
-    def encode_tables(self, rows: int) -> npt.NDArray[np.uint8]:
-        """Room for the codes of all 16-bit patterns with each of `rows` scales."""
-        if len(self._encode_tables) < rows:
-            self._encode_tables = np.zeros((rows, 65536), np.uint8)
-        return self._encode_tables[:rows]
-
-    def decode_tables(self, rows: int) -> npt.NDArray[np.uint32]:
-        """Room for the values of all pairs of codes with each of `rows` scales."""
-        if len(self._decode_tables) < rows:
-            self._decode_tables = np.zeros((rows, 65536), np.uint32)
-        return self._decode_tables[:rows]
 
     def views(self, shape: tuple[int, ...], dtype: str, form: str, *, paired: bool) -> Views:
         """The scratch seen as pieces of one shape; kept, since making a view costs as a cast does.
@@ -123,6 +114,35 @@ class Scratch:
         if len(self._scales) < count:
             self._scales = np.zeros(count, np.float32)
         return self._scales[:count]
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Keep torch's operators in the calling thread, so that its threads do not compete with ours.
+
+    Sets OpenMP's number for this thread alone and puts it back. Where torch has no OpenMP, its
+    operators run as they do.
+    """
+    import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
+
+    # Asked first, since torch sets the number of a thread when it is first asked for it.
+    before = torch.get_num_threads()
+    limit = _openmp_setter()
+    if before == 1 or limit is None:
+        yield
+        return
+    limit(1)
+    try:
+        yield
+    finally:
+        limit(before)
+
+
+@functools.cache
+def _openmp_setter() -> Callable[[int], object] | None:
+    """`omp_set_num_threads` of the OpenMP that the process has loaded."""
+    setter: Callable[[int], object] | None = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
+    return setter
 
 
 def merge_axes(arrays: Sequence[Bits], kept: Sequence[bool]) -> tuple[list[Bits], tuple[bool, ...]]:

@@ -57,7 +57,7 @@ NonFinite: TypeAlias = Literal["saturate", "refuse"]
 """What becomes of NaN and infinities: encoded as described above and counted, or refused."""
 
 _SMALLEST: Final = np.float32(2.0**-149)
-_PEAK_SHARE: Final = 512 * 1024
+_PEAK_SHARE: Final = 2 * 1024 * 1024
 UNIT_SCALE_LIMIT: Final = 0.03
 """Relative RMS error up to which unit-scale codes pass; Gaussian values reach it at sigma 0.03."""
 
@@ -149,7 +149,7 @@ def _peaks_of(values: Bits, kept: tuple[bool, ...], team: Team, *, infinity: int
     with team.workspace() as space:
         scratch = space.of(Scratch)
         room = scratch.narrow if values.itemsize == 2 else scratch.index.view(np.uint32)
-        for box in pieces(values.shape, 2 * WIDE):
+        for box in pieces(values.shape, WIDE):
             part = values[box]
             found = room[: part.size].reshape(part.shape)
             np.bitwise_and(part, mask, out=found)

@@ -8,29 +8,17 @@ from tiers._fp8_tables import FORMATS, decode_table
 FORM = FORMATS["float8_e4m3fn"]
 
 
-def encode(values: np.ndarray, scales: list[float]) -> np.ndarray:
-    codes = np.zeros(values.shape, np.uint8)
-    own = np.array(scales, np.float32)
-    encode_lookup(values, codes, own, Scratch(), dtype="bfloat16", form=FORM)
-    return codes
-
-
-def test_each_row_has_a_table_of_its_own() -> None:
-    one = np.full((5, 3, 4), 0x3F80, np.uint16)  # 1.0
-    codes = encode(one, [1.0, 0.5, 0.25])
-    assert codes.reshape(5, 3, 4)[0, :, 0].tolist() == [0x38, 0x40, 0x48]  # 1, 2, 4
-    assert (codes == codes[:1, :, :1]).all()
-    back = np.zeros(one.shape, np.uint16)
-    scales = np.array([1.0, 0.5, 0.25], np.float32)
-    decode_lookup(codes, back, scales, Scratch(), dtype="bfloat16", form=FORM)
+def test_long_runs_strides_and_odd_addresses() -> None:
+    long = np.full((2, LOOKUP + 6), 0x3F80, np.uint16)  # 1.0
+    scale = np.array([0.5], np.float32)
+    room = np.full((2, LOOKUP + 9), 0xEE, np.uint8)
+    codes = room[:, 1:-2]
+    encode_lookup(long, codes, scale, Scratch(), dtype="bfloat16", form=FORM)
+    assert (codes == 0x40).all()  # 2
+    assert set(room[:, 0]) == set(room[:, -1]) == {0xEE}
+    back = np.zeros(long.size + 1, np.uint16)[1:].reshape(long.shape)
+    decode_lookup(codes, back, scale, Scratch(), dtype="bfloat16", form=FORM)
     assert (back == 0x3F80).all()
-
-
-def test_rows_longer_than_a_piece_keep_their_own_scale() -> None:
-    long = np.full((2, LOOKUP + 6), 0x3F80, np.uint16)
-    codes = encode(long, [1.0, 0.5])
-    assert set(codes[0]) == {0x38}
-    assert set(codes[1]) == {0x40}
 
 
 @pytest.mark.parametrize("scale", [2.0**-149, 1e-40, 1e-38, 1.0, 1e30, 3e38])

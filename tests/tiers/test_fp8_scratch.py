@@ -1,10 +1,23 @@
 import math
+import threading
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers._fp8_scratch import LOOKUP, WIDE, Scratch, merge_axes, pieces, scale_box, split_shape
+from tiers import _fp8_scratch
+from tiers._fp8_scratch import (
+    LOOKUP,
+    WIDE,
+    Scratch,
+    merge_axes,
+    one_torch_thread,
+    pieces,
+    scale_box,
+    split_shape,
+)
 
 shapes = st.lists(st.integers(0, 7), min_size=1, max_size=5).map(tuple)
 
@@ -65,13 +78,39 @@ def test_a_boxs_scales_are_cut_along_their_own_axes() -> None:
     assert scale_box(box, (True, False)) == (slice(2, 4), slice(0, 1))
 
 
-def test_tensors_share_memory_with_arrays_and_stay_below_torchs_threads() -> None:
+def test_tensors_share_memory_with_arrays() -> None:
     scratch = Scratch()
     scratch.narrow[:2] = 0x3F80
     assert scratch.narrow_tensors["bfloat16"][:2].tolist() == [1.0, 1.0]
     scratch.index[5] = 9
     assert int(scratch.index_tensor[5]) == 9
-    assert WIDE <= 32768
+    assert WIDE <= LOOKUP
     assert WIDE % 2 == LOOKUP % 2 == 0
     grown = scratch.scales(10)
     assert scratch.scales(4).base is grown.base or np.shares_memory(scratch.scales(4), grown)
+
+
+def test_torch_keeps_to_the_calling_thread_and_gets_its_number_back() -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+
+    def work() -> None:
+        with one_torch_thread():
+            seen.append(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
+
+    with one_torch_thread():
+        other = threading.Thread(target=work)
+        other.start()
+        other.join()
+        assert torch.get_num_threads() in {1, before}
+    assert torch.get_num_threads() == before
+    assert seen[1] == before
+    assert seen[0] in {1, before}
+
+
+def test_torch_without_openmp_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fp8_scratch, "_openmp_setter", lambda: None)
+    before = torch.get_num_threads()
+    with one_torch_thread():
+        assert torch.get_num_threads() == before
