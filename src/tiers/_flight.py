@@ -77,7 +77,7 @@ class Flights:
         at_once: reads that the engine is given at a time.
     """
 
-    def __init__(self, core: Core, stages: Stages, *, at_once: int = 16) -> None:
+    def __init__(self, core: Core, stages: Stages, *, at_once: int = 8) -> None:
         self.core = core
         self.stages = stages
         self.reading = 0

@@ -96,7 +96,7 @@ class KVStore:
         quotas: Mapping[str, int] | None = None,
         admission: int = 1,
         writes_at_once: int = 8,
-        reads_at_once: int = 16,
+        reads_at_once: int = 8,
         close_deadline: float = 30.0,
     ) -> None:
         form = Form(layout, placement, value=value, scope=scope, nonfinite=nonfinite)

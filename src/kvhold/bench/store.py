@@ -153,7 +153,7 @@ async def _files(
                 host=host,
                 disk=DiskTier(folder / "tier"),
                 write_behind_bytes=bound,
-                read_bytes=32 * form.file_bytes,
+                read_bytes=16 * form.file_bytes,
             ) as store:
                 await store.recovered()
                 for number in range(rounds + 1):
