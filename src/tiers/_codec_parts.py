@@ -158,7 +158,8 @@ def _bits_of_tensor(tensor: torch.Tensor, part: Component) -> Bits:
             f"{part.dtype}{list(part.shape)} on cpu"
         )
     size = DTYPES[part.dtype]
-    plain = tensor.detach().view(getattr(torch, _SIGNED[size])).numpy()
+    own = tensor.detach() if tensor.requires_grad else tensor
+    plain = own.view(getattr(torch, _SIGNED[size])).numpy()
     if shape != part.shape:
         plain = np.expand_dims(plain, part.axes.index("P"))
     return plain.view(_UNSIGNED[size])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TABLE: Final = 64 * 1024
 """Neighbouring values with one scale from which a table of its own pays for the scale."""
-SHARE: Final = 512 * 1024
+SHARE: Final = 128 * 1024
 """Values below which a further thread costs more than it gains."""
 
 
@@ -108,6 +108,8 @@ class Job:
     def shares(self, team: Team) -> list[Job]:
         """One job for each thread that is worth starting."""
         parts = min(team.threads, self.values.size // SHARE)
+        if parts < 2:
+            return [self]
         return [self.at(box) for box in split_shape(self.values.shape, parts)]
 
 
@@ -124,7 +126,7 @@ def decode(job: Job, team: Team) -> None:
 
 
 def _encode_share(job: Job, team: Team) -> None:
-    with team.workspace() as space, one_torch_thread():
+    with team.workspace() as space, one_torch_thread(job.values.size):
         scratch = space.of(Scratch)
         if not job.tabulated:
             _encode_wide(job, scratch)
@@ -156,7 +158,7 @@ def _encode_wide(job: Job, scratch: Scratch) -> None:
 
 
 def _decode_share(job: Job, team: Team) -> None:
-    with team.workspace() as space, one_torch_thread():
+    with team.workspace() as space, one_torch_thread(job.values.size):
         scratch = space.of(Scratch)
         if not job.tabulated or not _paired(job.codes):
             _decode_wide(job, scratch)

@@ -30,6 +30,7 @@ WIDE: Final = 131_072
 LOOKUP: Final = 262_144
 """Elements of a piece for table lookups, which torch runs in the calling thread."""
 _VIEWS: Final = 64
+_GRAIN: Final = 32_768
 
 
 class Views(NamedTuple):
@@ -117,12 +118,15 @@ class Scratch:
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
+def one_torch_thread(elements: int) -> Iterator[None]:
     """Keep torch's operators in the calling thread, so that its threads do not compete with ours.
 
-    Sets OpenMP's number for this thread alone and puts it back. Where torch has no OpenMP, its
+    Up to 32768 elements they stay there anyway. Above, sets OpenMP's number for this thread alone and puts it back. Where torch has no OpenMP, its
     operators run as they do.
     """
+    if elements <= _GRAIN:
+        yield
+        return
     import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
 
     # Asked first, since torch sets the number of a thread when it is first asked for it.
@@ -151,14 +155,23 @@ def merge_axes(arrays: Sequence[Bits], kept: Sequence[bool]) -> tuple[list[Bits]
     Neighbouring axes become one when every array runs through them without a step and both have
     scales of their own, or neither. Axes of size 1 go. At least one axis stays.
     """
-    shape = arrays[0].shape
+    strides = tuple(a.strides for a in arrays)
+    shape, flags = _merged(arrays[0].shape, tuple(kept), strides)
+    return [a.reshape(shape) for a in arrays], flags
+
+
+@functools.lru_cache(maxsize=256)
+def _merged(
+    shape: tuple[int, ...], kept: tuple[bool, ...], strides: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Sizes and flags of the axes that remain; cached, since it costs as much as a small cast."""
     sizes: list[int] = []
     flags: list[bool] = []
     last: list[int] = []
     for axis, size in enumerate(shape):
         if size == 1:
             continue
-        steps = [a.strides[axis] for a in arrays]
+        steps = [own[axis] for own in strides]
         if (
             sizes
             and flags[-1] == kept[axis]
@@ -169,8 +182,7 @@ def merge_axes(arrays: Sequence[Bits], kept: Sequence[bool]) -> tuple[list[Bits]
             sizes.append(size)
             flags.append(kept[axis])
         last = steps
-    new = tuple(sizes) or (1,)
-    return [a.reshape(new) for a in arrays], tuple(flags) or (False,)
+    return tuple(sizes) or (1,), tuple(flags) or (False,)
 
 
 def pieces(shape: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar, final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -37,6 +36,31 @@ class Workspace:
 
 
 @final
+class Borrowed:
+    """A workspace taken from those that are idle, and put back at the end of the block."""
+
+    __slots__ = ("_idle", "_space")
+
+    def __init__(self, idle: list[Workspace]) -> None:
+        self._idle = idle
+        try:
+            self._space = idle.pop()
+        except IndexError:  # asked for, not looked at first: another thread may take the last one
+            self._space = Workspace()
+
+    def __enter__(self) -> Workspace:
+        return self._space
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._idle.append(self._space)
+
+
+@final
 class Team:
     """Up to `threads` threads, the caller's among them.
 
@@ -56,17 +80,9 @@ class Team:
         self._process = os.getpid()
         self._lock = threading.Lock()
 
-    @contextmanager
-    def workspace(self) -> Iterator[Workspace]:
-        """A workspace that no other thread has."""
-        try:
-            found = self._idle.pop()
-        except IndexError:  # asked for, not looked at first: another thread may take the last one
-            found = Workspace()
-        try:
-            yield found
-        finally:
-            self._idle.append(found)
+    def workspace(self) -> Borrowed:
+        """A workspace that no other thread has, for the length of a ``with`` block."""
+        return Borrowed(self._idle)
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """Run every task and give their results in order.

@@ -95,11 +95,11 @@ def test_torch_keeps_to_the_calling_thread_and_gets_its_number_back() -> None:
     seen: list[int] = []
 
     def work() -> None:
-        with one_torch_thread():
+        with one_torch_thread(1 << 20):
             seen.append(torch.get_num_threads())
         seen.append(torch.get_num_threads())
 
-    with one_torch_thread():
+    with one_torch_thread(1 << 20):
         other = threading.Thread(target=work)
         other.start()
         other.join()
@@ -112,5 +112,11 @@ def test_torch_keeps_to_the_calling_thread_and_gets_its_number_back() -> None:
 def test_torch_without_openmp_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fp8_scratch, "_openmp_setter", lambda: None)
     before = torch.get_num_threads()
-    with one_torch_thread():
+    with one_torch_thread(1 << 20):
+        assert torch.get_num_threads() == before
+
+
+def test_small_pieces_are_left_alone() -> None:
+    before = torch.get_num_threads()
+    with one_torch_thread(32768):
         assert torch.get_num_threads() == before
