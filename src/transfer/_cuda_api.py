@@ -68,6 +68,10 @@ class Driver(Protocol):
         """Make the context current and capture rules relaxed for this thread, until exit."""
         ...
 
+    def context(self) -> AbstractContextManager[None]:
+        """Make the context current only: enough to queue copies and events on streams of ours."""
+        ...
+
     def adopt_thread(self) -> None:
         """The same for a thread of our own, for good."""
         ...

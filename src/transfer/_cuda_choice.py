@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 from weakref import WeakKeyDictionary
 
+from transfer._cuda_lane import FEW
 from transfer._cuda_plan import CopyTable, Plan, Way, choose
 from transfer._cuda_steps import portion
+from transfer._handle import Block
 from transfer._staging import CopyPipeline, CopyTables, Pipeline
 
 if TYPE_CHECKING:
@@ -18,6 +20,31 @@ if TYPE_CHECKING:
 
 PLANS: Final = 4096
 """Decisions that are remembered."""
+
+
+class Few(NamedTuple):
+    """The byte runs of a block, between two pools, where there are few.
+
+    Attributes:
+        outward: from the GPU to the host.
+        runs: destination address in block 0 and stride, source address and stride, bytes.
+    """
+
+    outward: bool
+    runs: tuple[tuple[int, int, int, int, int], ...]
+
+    def pieces(self, work: Copy) -> list[tuple[int, int, int]]:
+        """Destination, source and bytes of every run of a copy."""
+        src, dst = work.src, work.dst
+        if isinstance(src, Block) and isinstance(dst, Block):
+            pairs = [(src.id, dst.id)]
+        else:
+            pairs = list(zip(map(int, src.ids), map(int, dst.ids), strict=True))
+        return [
+            (to + there * to_step, at + here * step, nbytes)
+            for here, there in pairs
+            for to, to_step, at, step, nbytes in self.runs
+        ]
 
 
 @final
@@ -36,6 +63,9 @@ class Choice:
             Pool, WeakKeyDictionary[Pool, dict[tuple[str, ...] | None, Known]]
         ] = WeakKeyDictionary()
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._few: WeakKeyDictionary[
+            Pool, WeakKeyDictionary[Pool, dict[tuple[str, ...] | None, Few | None]]
+        ] = WeakKeyDictionary()
 
     def plan(self, pipe: Pipeline, ways: tuple[Way, ...]) -> Plan:
         """The cheapest of some ways."""
@@ -53,6 +83,42 @@ class Choice:
                 ways=ways,
             )
         return plan
+
+    def few(self, work: Copy) -> Few | None:
+        """What a copy of at most `FEW` runs is made of; None for others, which need a plan.
+
+        A driver copy of each run is then cheaper than anything that launches a kernel.
+        """
+        others = self._few.get(work.src.pool)
+        if others is None:
+            others = self._few[work.src.pool] = WeakKeyDictionary()
+        known = others.get(work.dst.pool)
+        if known is None:
+            known = others[work.dst.pool] = {}
+        if work.names not in known:
+            known[work.names] = self._few_of(work)
+        found = known[work.names]
+        return found if found is not None and len(work.src) * len(found.runs) <= FEW else None
+
+    def _few_of(self, work: Copy) -> Few | None:
+        kinds = (work.src.pool.kind, work.dst.pool.kind)
+        rows = work.runs.rows
+        if Way.DMA not in self.ways or "host" not in kinds or not 0 < len(rows) <= FEW:
+            return None
+        from_, to = work.src.pool.storage.planes, work.dst.pool.storage.planes
+        return Few(
+            kinds[1] == "host",
+            tuple(
+                (
+                    to[there].address + end,
+                    to[there].stride,
+                    from_[here].address + start,
+                    from_[here].stride,
+                    nbytes,
+                )
+                for here, start, there, end, nbytes in rows
+            ),
+        )
 
     def of_pipeline(self, pipe: Pipeline, running: Running) -> tuple[Way, ...]:
         """The ways that a pipeline may take; none when it does not fit the device."""

@@ -80,6 +80,7 @@ class CudaDriver:
         self._ok = api.CUresult.CUDA_SUCCESS
         self._record, self._query = api.cuEventRecord, api.cuEventQuery
         self._wait, self._copy = api.cuStreamWaitEvent, api.cuMemcpyAsync
+        self._current = api.cuCtxGetCurrent
 
     def _call(self, name: str, *args: Any) -> Any:
         result = getattr(self._api, name)(*args)
@@ -106,6 +107,17 @@ class CudaDriver:
     def scope(self) -> _Scope:
         """See `Driver.scope`."""
         return _Scope(self)
+
+    def context(self) -> _Context:
+        """See `Driver.context`: one call where the context is current already, as torch leaves it."""
+        return _Context(self)
+
+    def holds(self) -> bool:
+        """Whether the calling thread's current context is this GPU's."""
+        code, current = self._current()
+        if code != self._ok:
+            self._fail(code, "cuCtxGetCurrent")
+        return self._context is not None and int(current) == int(self._context)
 
     def adopt_thread(self) -> None:
         """See `Driver.adopt_thread`."""
@@ -245,6 +257,27 @@ class CudaDriver:
     def unregister(self, address: int) -> None:
         """See `Driver.unregister`."""
         self._call("cuMemHostUnregister", address)
+
+
+@final
+class _Context:
+    """A thread inside a context."""
+
+    __slots__ = ("_driver", "_pushed")
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        driver = self._driver
+        if not driver.holds():
+            driver._call("cuCtxPushCurrent", driver._context)
+            self._pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._pushed:
+            self._driver._call("cuCtxPopCurrent")
 
 
 @final

@@ -8,17 +8,18 @@ fence signals, with the error, once that part is quiet; the streams that carried
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from transfer._cuda_api import CudaError
+from transfer._cuda_job import Job, Scratch, Slot
 from transfer._cuda_watch import Mark, Watch
 from transfer._errors import CompletionLost, SubmitError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from transfer._cuda_api import Driver
     from transfer._cuda_watch import CudaFence, Signals
@@ -33,73 +34,6 @@ FEW: Final = 4
 """Up to this many pieces are copied one by one, more by one batched call."""
 BATCH: Final = 512
 """Pieces of one batched call."""
-
-
-class Scratch(NamedTuple):
-    """A small buffer that exists on both sides, for what kernels read."""
-
-    host: int
-    device: int
-    words: int
-
-    def fill(self, data: Int64Array) -> int:
-        """Write the host side; how many bytes to copy."""
-        if len(data) > self.words:
-            raise SubmitError(f"{len(data)} words of tables for a scratch of {self.words}")
-        ctypes.memmove(self.host, data.ctypes.data, data.nbytes)
-        return int(data.nbytes)
-
-
-@final
-class Slot:
-    """One staging area: `filled` tells the reader, `free` the next writer."""
-
-    __slots__ = ("address", "filled", "free", "used")
-
-    def __init__(self, address: int, filled: Any, free: Any) -> None:
-        self.address = address
-        self.filled = filled
-        self.free = free
-        self.used = False
-
-
-@final
-class Job:
-    """One piece of work on its way onto a lane.
-
-    Attributes:
-        fence: signals when it is quiet.
-        waits: fences it waits for on the GPU.
-        steps: posts a part each time it is asked; gives the number of commands.
-        touched: something that touches blocks was posted.
-        whole: `steps` came to its end; an interrupt can end a generator early.
-        inline: `submit` has not returned yet, so it raises what becomes of the job.
-        raised: what a callable raised that was part of it.
-        refused, lost: what `submit` raises.
-    """
-
-    __slots__ = (
-        "fence",
-        "inline",
-        "lost",
-        "raised",
-        "refused",
-        "steps",
-        "touched",
-        "waits",
-        "whole",
-    )
-
-    def __init__(self, fence: CudaFence, waits: Sequence[CudaFence]) -> None:
-        self.fence = fence
-        self.waits = waits
-        self.steps: Iterator[int] = iter(())
-        self.touched = False
-        self.whole = False
-        self.raised: Exception | None = None
-        self.inline = True
-        self.refused: SubmitError | None = None
-        self.lost: CompletionLost | None = None
 
 
 @final
@@ -185,6 +119,60 @@ class Lane:
             raise job.refused
         if job.lost is not None:
             raise job.lost
+
+    def post_few(
+        self, fence: CudaFence, waits: Sequence[CudaFence], pieces: Sequence[tuple[int, int, int]]
+    ) -> bool:
+        """Post a few driver copies at once; False, with nothing done, where other jobs stand first.
+
+        Args:
+            fence: signals when they are quiet.
+            waits: fences they wait for on the GPU.
+            pieces: destination, source and bytes of each.
+
+        Raises:
+            SubmitError, CompletionLost: as for `submit`.
+        """
+        with self._lock:
+            if self._jobs or self._unmarked or self._owed or self._queued >= QUEUED:
+                return False
+            job = Job(fence, waits)
+            self._signals.open(fence)
+            try:
+                commands = self.enter(job, self.moves) + len(pieces) + 1
+                for piece in pieces:
+                    self.driver.copy(*piece, self.moves)
+                    job.touched = True
+                event = self._signals.record(self.moves)
+                self._queued += commands
+                self.watch.put(Mark(event, partial(self._few_reached, fence, commands)))
+                # Behind it: `_few_reached` wants the lock before it looks at the fence.
+                fence.event = event
+                job.whole = True
+            except CudaError as error:
+                job.whole = True
+                self._fail(job, error)
+            finally:
+                job.inline = False
+                if not job.whole:
+                    # An interrupt: the next look at the queue finds the job and ends it.
+                    job.touched = True
+                    self._jobs.append(job)
+        if job.refused is not None:
+            raise job.refused
+        if job.lost is not None:
+            raise job.lost
+        return True
+
+    def _few_reached(self, fence: CudaFence, commands: int) -> None:
+        with self._lock:
+            self._queued -= commands
+            more = bool(self._jobs)
+        # The last thing where nothing waits: the loop's thread, woken here, needs the interpreter.
+        self._signals.signal(fence)
+        if more:
+            with self._lock:
+                self._pump()
 
     def _room(self) -> bool:
         return self._queued < QUEUED and bool(self._scratch)

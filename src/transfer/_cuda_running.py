@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from transfer._boundary import attempt
-from transfer._cuda_lane import Job, Lane
+from transfer._cuda_lane import Lane
 from transfer._cuda_watch import CudaFence, Mark, Signals, Visits
 from transfer._storage import keep_for_ever
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from transfer._cuda_api import CudaError, Driver
+    from transfer._cuda_job import Job
     from transfer._cuda_kernels import Kernels
     from transfer._cuda_streams import Visitor
     from transfer._work import Launch

@@ -14,7 +14,8 @@ from transfer._staging import CopyPipeline, Pieces, Uploaded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from transfer._cuda_lane import Job, Lane
+    from transfer._cuda_job import Job
+    from transfer._cuda_lane import Lane
     from transfer._staging import Pipeline
 
 RAMP: Final = 2 << 20

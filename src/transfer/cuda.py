@@ -12,8 +12,8 @@ from transfer._boundary import attempt
 from transfer._cuda_api import CudaError, CudaMissing, Driver
 from transfer._cuda_choice import Choice
 from transfer._cuda_driver import CudaDriver
+from transfer._cuda_job import Job
 from transfer._cuda_kernels import Kernels, TritonKernels
-from transfer._cuda_lane import Job, Lane
 from transfer._cuda_memory import DevicePool
 from transfer._cuda_pinned import PinnedPool, Placement
 from transfer._cuda_plan import H200, CopyTable, Plan, Way
@@ -37,6 +37,7 @@ from transfer._work import Copy, External, Launch
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
+    from transfer._cuda_lane import Lane
     from transfer._fence import Fence
     from transfer._work import Route, Work
 
@@ -84,8 +85,8 @@ class CudaDevice:
         ordinal: int = 0,
         *,
         spin: float = 200e-6,
-        multiprocessors: int = 16,
-        staging: int = 16 << 20,
+        multiprocessors: int = 8,
+        staging: int = 32 << 20,
         table: CopyTable = H200,
         ways: Sequence[Way] = tuple(Way),
         driver: Driver | None = None,
@@ -192,7 +193,7 @@ class CudaDevice:
         """Which way a copy takes, what the table says it costs, and what the others would."""
         if isinstance(work, Copy):
             pipe, ways = self._choice.of_copy(work, self._on())
-            return self._choice.plan(pipe, ways)
+            return self._choice.plan(pipe, ways if self._choice.few(work) is None else (Way.DMA,))
         if not isinstance(work.fn, Pipeline):
             raise BadWork(f"{work!r} is no copy: there is no way to choose")
         return self._choice.plan(work.fn, self._choice.of_pipeline(work.fn, self._on()))
@@ -206,6 +207,8 @@ class CudaDevice:
             raise SubmitError(f"{self.name} has lost its context: {running.signals.poison}")
         fence = CudaFence()
         behind = [w for w in waits if isinstance(w, CudaFence)]
+        if isinstance(work, Copy) and self._post_few(work, behind, fence, running):
+            return fence
         with running.driver.scope():
             if isinstance(work, External):
                 running.signals.open(fence)
@@ -216,6 +219,19 @@ class CudaDevice:
                 lane = self._steps(work, job)
                 lane.submit(job)
         return fence
+
+    def _post_few(
+        self, work: Copy, waits: Sequence[CudaFence], fence: CudaFence, running: Running
+    ) -> bool:
+        """Post a copy of few runs with no plan; whether it was one, and could be."""
+        few = self._choice.few(work)
+        if few is None:
+            return False
+        with running.driver.context():
+            posted = running.lane(outward=few.outward).post_few(fence, waits, few.pieces(work))
+        if posted:
+            self.taken[Way.DMA] += 1
+        return posted
 
     def _steps(self, work: Work, job: Job) -> Lane:
         """Give a job its steps; the lane that it belongs on."""
@@ -230,6 +246,8 @@ class CudaDevice:
             way = self._choice.plan(pipe, self._choice.of_pipeline(pipe, running)).way
         elif isinstance(work, Copy):
             pipe, ways = self._choice.of_copy(work, running)
+            if self._choice.few(work) is not None:
+                ways = (Way.DMA,)
             way = ways[0] if len(ways) == 1 else self._choice.plan(pipe, ways).way
         else:
             raise SubmitError(f"{self.name} does not know {work!r}")

@@ -9,7 +9,7 @@ import ctypes
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,6 +199,9 @@ class FakeDriver:
         finally:
             self.scopes -= 1
 
+    def context(self) -> AbstractContextManager[None]:
+        return self.scope()
+
     def adopt_thread(self) -> None:
         self._enter("adopt_thread")
 
@@ -354,7 +357,7 @@ class FakeKernels:
         return stream
 
 
-def move_tiles(
+def move_tiles(  # noqa: PLR0917 - a kernel's arguments are positional
     word: int,
     table: int,
     tiles: int,

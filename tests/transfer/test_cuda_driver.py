@@ -103,3 +103,25 @@ def test_what_torch_raises_on_a_lost_context_becomes_an_error(
     assert lost.value.sticky
     torch.cuda.is_initialized = lambda: False
     assert not bare_driver().caller_captures()
+
+
+@pytest.mark.parametrize("current", [0, 77])
+def test_a_context_that_is_current_is_left_alone(current: int) -> None:
+    calls: list[str] = []
+
+    def called(name: str) -> Any:
+        def call(*_: object) -> tuple[int]:
+            calls.append(name)
+            return (0,)
+
+        return call
+
+    driver = bare_driver(cuCtxPushCurrent=called("push"), cuCtxPopCurrent=called("pop"))
+    driver._context, driver._ok = 77, 0
+    driver._current = lambda: (0, current)
+    with driver.context():
+        assert calls == ([] if current == 77 else ["push"])
+    assert calls == ([] if current == 77 else ["push", "pop"])
+    driver._current = lambda: (201, 0)
+    with pytest.raises(CudaError), driver.context():
+        pass

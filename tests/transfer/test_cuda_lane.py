@@ -7,12 +7,23 @@ from tests.transfer.cuda_rig import Rig
 from tests.transfer.gpu_kit import FakeDriver
 
 from transfer._cuda_api import CudaError
-from transfer._cuda_lane import QUEUED, Job, Lane, Scratch
+from transfer._cuda_job import Job
+from transfer._cuda_lane import FEW, QUEUED, Lane
 from transfer._cuda_watch import CudaFence, Signals
 from transfer._errors import CompletionLost, SubmitError
+from transfer._extent import BlockLayout
 from transfer._fence import CompletionQueue
 from transfer._work import Copy
 from transfer.cuda import Way
+
+ONE = BlockLayout.raw(4096)
+"""A page of one run."""
+
+
+def few(rig: Rig, *, outward: bool = True) -> Copy:
+    """As many pages as are copied with no plan."""
+    ends = (rig.leased(rig.gpu)[:FEW], rig.leased(rig.host)[:FEW])
+    return Copy(*(ends if outward else ends[::-1]))
 
 
 def queued(rig: Rig) -> int:
@@ -127,13 +138,6 @@ def test_lost_first_and_quiet_later() -> None:
     rig.close()
 
 
-def test_tables_that_do_not_fit_are_refused() -> None:
-    import numpy as np
-
-    with pytest.raises(SubmitError, match="3 words of tables for a scratch of 2"):
-        Scratch(0, 0, 2).fill(np.zeros(3, dtype=np.int64))
-
-
 def test_an_interrupted_posting_does_not_count_as_whole() -> None:
     """A generator that an interrupt ended early gives no error; its job must not complete."""
     driver = FakeDriver(manual=True)
@@ -154,3 +158,58 @@ def test_an_interrupted_posting_does_not_count_as_whole() -> None:
     (done,) = signals.completions.items
     assert isinstance(done.error, CudaError)
     driver.stop()
+
+
+@pytest.mark.parametrize("outward", [True, False])
+@pytest.mark.parametrize("call", ["copy", "record"])
+def test_the_nth_call_of_a_few_pieces_fails(call: str, outward: bool) -> None:  # case 10
+    """Nothing posted: refused. Part of it posted: quiet before it is said to have failed."""
+    rig = Rig(layout=ONE, blocks=FEW)
+    for nth in range(1, FEW + 1 if call == "copy" else 2):
+        work = few(rig, outward=outward)
+        rig.driver.fail(call, nth)
+        if call == "copy" and nth == 1:
+            with pytest.raises(SubmitError, match="injected"):
+                rig.post(work)
+        else:
+            count = len(rig.seen)
+            fence = rig.post(work)
+            done = rig.ends(count + 1)[-1]
+            assert done.fence is fence
+            assert isinstance(done.error, CudaError)
+        count = len(rig.seen)
+        rig.post(work)
+        assert rig.ends(count + 1)[-1].error is None
+    rig.close()
+
+
+def test_a_few_pieces_wait_and_take_their_turn() -> None:
+    """They are ordered behind what they wait for, and behind a job that is not posted whole."""
+    rig = Rig(layout=ONE, blocks=FEW)
+    first = rig.post(few(rig))
+    second = rig.post(few(rig, outward=False), first)
+    assert rig.driver.calls["wait"] == 1
+    assert [done.fence for done in rig.ends(2)] == [first, second]
+    rig.close()
+    rig = Rig(ways=(Way.DMA,), blocks=600)
+    assert rig.device._choice.few(rig.copy(1)) is None  # eight runs a page
+    rig.close()
+
+
+def test_an_interrupt_among_a_few_pieces_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(layout=ONE, blocks=FEW)
+    work = few(rig)
+
+    def strike(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.driver, "record", strike)
+        with pytest.raises(KeyboardInterrupt):
+            rig.post(work)
+    again = rig.post(work)
+    assert {(done.fence is again, done.error is None) for done in rig.ends(2)} == {
+        (True, True),
+        (False, False),
+    }
+    rig.close()

@@ -72,3 +72,24 @@ def test_small_pieces_are_not_left_to_the_engine() -> None:
     )
     assert plan.way in {Way.STAGED, Way.MAPPED}
     assert plan.others[Way.BATCH] > 2 * plan.seconds
+
+
+@pytest.mark.parametrize("outward", [True, False])
+def test_staging_is_worth_a_little_since_it_is_gentle(outward: bool) -> None:
+    def plan(nbytes: int, host_fragment: int, *ways: Way) -> Way:
+        return choose(
+            H200,
+            outward=outward,
+            nbytes=nbytes,
+            page_fragment=32 << 10,
+            host_fragment=host_fragment,
+            ways=ways,
+        ).way
+
+    both = (Way.STAGED, Way.MAPPED)
+    for size in (12, 96, 256):
+        assert plan(size << 20, 2 << 20, *both) is Way.STAGED
+    # Far dearer: tiny copies, and slots that lie apart in small pieces.
+    assert plan(1 << 20, 2 << 20, *both) is Way.MAPPED
+    assert plan(256 << 20, 16 << 10, *both) is Way.MAPPED
+    assert plan(256 << 20, 2 << 20, Way.MAPPED) is Way.MAPPED

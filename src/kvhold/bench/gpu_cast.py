@@ -29,7 +29,7 @@ def measure(short: bool, settings: Settings) -> dict[str, Any]:
     plan = PageLayout(layers=32, page_size=16, kv_heads=8, head_dim=128, order=PageOrder.NHD)
     each = page_layout(32).nbytes
     scopes = (ScaleScope.PAGE_HEAD, ScaleScope.TENSOR)
-    for total in (96, 256, 1024) if short else (12, 96, 256, 1024, 3072):
+    for total in (256, 1024) if short else (12, 96, 256, 1024, 3072):
         blocks = total * MIB // each
         gpu = DevicePool(plan, 2 * blocks)
         for extent in gpu.layout.extents:

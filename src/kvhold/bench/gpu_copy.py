@@ -27,17 +27,21 @@ from transfer.cuda import DevicePool, PinnedPool, Way
 if TYPE_CHECKING:
     from transfer import Pool
 
+TURNS = 4
+"""Operations of each direction when both go at once."""
 WAYS = (Way.STAGED, Way.MAPPED, Way.BATCH, Way.DMA)
 
 
 def pages(short: bool, settings: Settings) -> dict[str, Any]:
     """Every size and both directions, by the way that is chosen and by each way alone."""
     rows: list[dict[str, Any]] = []
-    count = 7 if short else 21
-    for layers in (32, 64):
+    count = 15 if short else 21
+    for layers in (32,) if short else (32, 64):
         layout = page_layout(layers)
         each = layout.nbytes
-        totals = [t for t in (12, 96, 256, 1024) if t * MIB // each >= 3]
+        totals = [
+            t for t in ((12, 96, 256) if short else (12, 96, 256, 1024)) if t * MIB // each >= 3
+        ]
         most = max(totals) * MIB // each
         gpu, host = page_pools(layout, 2 * most, most)
         bare = Bare(most * each)
@@ -49,7 +53,8 @@ def pages(short: bool, settings: Settings) -> dict[str, Any]:
                 _row(settings, bare, layers, *some, outward=out, count=count)
                 for out in (True, False)
             ]
-        rows += _scattered_slots(settings, bare, layers, (source, target), count=count)
+        if not short:
+            rows += _scattered_slots(settings, bare, layers, (source, target), count=count)
         bare.close()
         host.close()
         gpu.close()
@@ -164,16 +169,29 @@ async def _by_engine(settings: Settings, work: Copy, count: int) -> float:
 
 
 def two_way(short: bool, settings: Settings) -> dict[str, Any]:
-    """Both directions at once against the same of contiguous copies."""
+    """Both directions at once against the same of contiguous copies.
+
+    Each direction goes in `TURNS` operations, posted by turns: one thread posts both, and the second
+    direction would stand still while it posts all of the first.
+    """
     layout = page_layout(32)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for total in (96, 256, 1024):
         blocks = total * MIB // layout.nbytes
         gpu, host = page_pools(layout, 2 * blocks, 2 * blocks)
         near, far = scattered(gpu, 2 * blocks), host.lease(2 * blocks).handle
-        work = (Copy(near[:blocks], far[:blocks]), Copy(far[blocks:], near[blocks:]))
+        part = blocks // TURNS
+        work = [
+            copy
+            for at in range(0, blocks, part)
+            for copy in (
+                Copy(near[at : at + part], far[at : at + part]),
+                Copy(far[blocks + at : blocks + at + part], near[blocks + at : blocks + at + part]),
+            )
+        ]
         bare = Bare(total * MIB)
         with direct(settings) as one:
+            ways = " and ".join(one.device.plan(half).way.name for half in work[:2])
             limit, ours = rounds(
                 7 if short else 15,
                 functools.partial(bare.both, total * MIB),
@@ -186,13 +204,16 @@ def two_way(short: bool, settings: Settings) -> dict[str, Any]:
                 "limit": gigabytes(both, limit),
                 "ours": gigabytes(both, ours),
                 "fraction": limit / ours,
+                "operations": len(work),
+                "ways": ways,
             }
         )
         bare.close()
         host.close()
         gpu.close()
     lines = [
-        f"{r['MiB']:5} MiB each way: {r['ours']:.1f} of {r['limit']:.1f} GB/s = {r['fraction']:.3f}"
+        f"{r['MiB']:5} MiB each way: {r['ours']:.1f} of {r['limit']:.1f} GB/s = {r['fraction']:.3f} "
+        f"({r['ways']}, {r['operations']} operations)"
         for r in rows
     ]
     return {"rows": rows, "lines": lines}

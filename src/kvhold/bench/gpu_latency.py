@@ -107,15 +107,15 @@ def gemm(short: bool, settings: Settings) -> dict[str, Any]:
     gpu, host = page_pools(layout, 256, 128)
     pages, slots = scattered(gpu, 128), host.lease(128).handle
     rows = []
-    for way in (Way.STAGED, Way.MAPPED):
-        for units in (8, 16) if short else (4, 8, 16, 32):
+    for way in (Way.STAGED,) if short else (Way.STAGED, Way.MAPPED):
+        for units in (settings.multiprocessors,) if short else (4, 8, 16, 32):
             for outward in (True, False):
                 work = Copy(pages, slots) if outward else Copy(slots, pages)
                 row = anyio.run(
                     _beside_gemm,
                     settings.device(spin=200e-6, ways=(way,), multiprocessors=units),
                     work,
-                    4 if short else 10,
+                    10,
                     backend_options={"use_uvloop": True},
                 )
                 rows.append(

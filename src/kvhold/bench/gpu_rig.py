@@ -34,8 +34,8 @@ class Settings:
         multiprocessors, staging, table: as for `CudaDevice`.
     """
 
-    multiprocessors: int = 16
-    staging: int = 16 * MIB
+    multiprocessors: int = 8
+    staging: int = 32 * MIB
     table: CopyTable = H200
 
     @classmethod

@@ -77,7 +77,7 @@ async def test_cancelled_copies_keep_their_blocks() -> None:  # case 1, case 9
         (Way.STAGED, "copy"),
         (Way.STAGED, "record"),
         (Way.STAGED, "wait"),
-        (Way.MAPPED, "copy"),
+        (Way.MAPPED, "wait"),
         (Way.MAPPED, "record"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_part_that_fails_costs_its_own_figures_only(
     assert report["command"] == "python -m kvhold.bench.gpu --out figures"
     assert report["slow"]["problem"] == "stopped after 9.0 s"
     assert report["broken"]["problem"] == "no such thing"
-    assert report["good"]["figures"]["rows"] == [{"short": True, "staging": 16 << 20}]
+    assert report["good"]["figures"]["rows"] == [{"short": True, "staging": 32 << 20}]
     assert "problem" not in report["good"]
     assert report["versions"]["torch"]
 

@@ -9,7 +9,7 @@ from kvhold.bench import gpu_copy
 def test_pages_by_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = stand_in(monkeypatch, gpu_copy)
     monkeypatch.setattr(gpu_copy, "rounds", lambda _count, *ways: [way() for way in ways])
-    found = gpu_copy.pages(True, settings)
+    found = gpu_copy.pages(False, settings)
     assert {row["direction"] for row in found["rows"]} == {"out", "in", "out*", "in*"}
     for row in found["rows"]:
         assert row["link"] > 0
