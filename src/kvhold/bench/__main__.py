@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvhold.bench import engine, lives
+from kvhold.bench import codec, engine, lives, store
 from kvhold.bench.pairs import conditions, plain, table_of
 
 if TYPE_CHECKING:
@@ -41,14 +41,35 @@ def measure_engine(console: Console, rounds: int, folder: Path) -> dict[str, Any
     return {"pairs": plain(pairs), "figures": figures}
 
 
+def measure_codec(console: Console, rounds: int, folder: Path) -> dict[str, Any]:
+    """The codec: beside LMCache's, each in its own process, and the cast alone."""
+    del folder
+    pairs = list(codec.against_lmcache(rounds))
+    console.print(table_of("codec against lmcache 0.5.6, 2 threads each", pairs))
+    figures = codec.cast_alone(rounds)
+    console.print(_figures("codec alone (GB/s of BF16)", figures))
+    return {"pairs": plain(pairs), "figures": figures}
+
+
+def measure_store(console: Console, rounds: int, folder: Path) -> dict[str, Any]:
+    """The store: beside bare threads and LMCache's file adapter, and its index."""
+    pairs = store.files(rounds, folder)
+    console.print(table_of("store", pairs))
+    figures = store.figures()
+    console.print(_figures("store alone", figures))
+    return {"pairs": plain(pairs), "figures": figures}
+
+
 def main(
     out: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
-    only: Annotated[str, typer.Option(help="Parts to run, separated by commas.")] = "engine",
+    only: Annotated[
+        str, typer.Option(help="Parts to run, separated by commas.")
+    ] = "engine,codec,store",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds for each pair.")] = 15,
     folder: Annotated[Path, typer.Option(help="Where files are written.")] = Path(),
 ) -> None:
     """Measure, show, and keep the figures with the conditions they were taken under."""
-    parts = {"engine": measure_engine}
+    parts = {"engine": measure_engine, "codec": measure_codec, "store": measure_store}
     console = Console()
     report: dict[str, Any] = {"conditions": conditions(), "rounds": rounds}
     for name in only.split(","):
