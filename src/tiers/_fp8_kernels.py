@@ -80,7 +80,75 @@ def _decode(codes: tl.tensor) -> tl.tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def pack_values(  # noqa: PLR0915, PLR0917 - a kernel's arguments are positional
+def _ends(  # noqa: PLR0917 - a kernel's arguments are positional
+    table: tl.int64,
+    layer: tl.int64,
+    block: tl.int64,
+    page_ids: tl.int64,
+    slot_ids: tl.int64,
+    slot_at: tl.int64,
+    words: tl.constexpr,
+    row_words: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Where the values of a page, its codes and its scales are."""
+    row = (table + layer * (row_words * 8)).to(tl.pointer_type(tl.int64))
+    page_id = tl.load((page_ids + block * 8).to(tl.pointer_type(tl.int64)))
+    slot_id = block
+    if slot_ids != 0:
+        slot_id = tl.load((slot_ids + block * 8).to(tl.pointer_type(tl.int64)))
+    page = (tl.load(row) + page_id * tl.load(row + 1)).to(tl.pointer_type(words))
+    slot = slot_at + tl.load(row + 2) + slot_id * tl.load(row + 3)
+    slot = slot.to(tl.pointer_type(tl.int8))
+    scales = slot_at + tl.load(row + 4) + slot_id * tl.load(row + 5)
+    return page, slot, scales.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _values(  # noqa: PLR0917 - a kernel's arguments are positional
+    page: tl.tensor,
+    t: tl.tensor,
+    h: tl.tensor,
+    d: tl.tensor,
+    page_token: tl.int64,
+    page_head: tl.int64,
+    inside: tl.tensor,
+    kind: tl.constexpr,
+) -> tl.tensor:
+    """Values of a page as float32."""
+    at = tl.multiple_of(page + t * page_token + h * page_head + d, [1, 1, 16])
+    return _widen(tl.load(at, mask=inside, other=0), kind)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _found_scale(  # noqa: PLR0917 - a kernel's arguments are positional
+    wide: tl.tensor,
+    shared: tl.tensor,
+    scales: tl.tensor,
+    t: tl.tensor,
+    h: tl.tensor,
+    scale_token: tl.int64,
+    scale_head: tl.int64,
+    tokens: tl.constexpr,
+    heads: tl.constexpr,
+    scope: tl.constexpr,
+) -> tl.tensor:
+    """The scale of each value, computed and stored; `shared` is the largest magnitude of all."""
+    if scope == 0:
+        scale = _scale_of(tl.full((1, 1, 1), 0, tl.int32) + shared)
+        tl.store(scales + tl.full((1, 1, 1), 0, tl.int32), scale)
+    elif scope == 1:
+        peak = tl.max(_magnitude(wide), axis=2, keep_dims=True)
+        scale = _scale_of(tl.max(peak, axis=0, keep_dims=True))
+        tl.store(scales + h * scale_head, scale, mask=h < heads)
+    else:
+        scale = _scale_of(tl.max(_magnitude(wide), axis=2, keep_dims=True))
+        kept = (t < tokens) & (h < heads)
+        tl.store(scales + t * scale_token + h * scale_head, scale, mask=kept)
+    return scale
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def pack_values(  # noqa: PLR0917 - a kernel's arguments are positional
     table: tl.int64,
     layers: tl.int64,
     blocks: tl.int64,
@@ -110,11 +178,9 @@ def pack_values(  # noqa: PLR0915, PLR0917 - a kernel's arguments are positional
 ) -> None:
     """Cast the values of pages into slots or staging, with their scales.
 
-    An item is the values of one page, layer and group of heads; of all heads where they share a
-    scale. Scales are computed, or read from `given`; they are stored where the slot has them.
+    An item is one page, layer and group of heads: all heads where they share a scale. Scales are
+    computed, or read from `given`; they are stored where the slot has them.
     """
-    longs = tl.pointer_type(tl.int64)
-    floats = tl.pointer_type(tl.float32)
     groups: tl.constexpr = (heads + head_tile - 1) // head_tile
     passes: tl.constexpr = groups if scope == 0 else 1
     parts: tl.constexpr = 1 if scope == 0 else groups
@@ -122,50 +188,34 @@ def pack_values(  # noqa: PLR0915, PLR0917 - a kernel's arguments are positional
     t = tl.arange(0, token_tile)[:, None, None]
     h0 = tl.arange(0, head_tile)[None, :, None]
     d = tl.arange(0, width_tile)[None, None, :]
-    first = tl.program_id(0).to(tl.int64)
     step = tl.num_programs(0).to(tl.int64)
-    for item in range(first, blocks * layers * parts, step):
+    for item in range(tl.program_id(0).to(tl.int64), blocks * layers * parts, step):
         block = item // (layers * parts)
         layer = (item // parts) % layers
         lead = (item % parts) * head_tile
-        row = (table + layer * (row_words * 8)).to(longs)
-        page_id = tl.load((page_ids + block * 8).to(longs))
-        slot_id = block
-        if slot_ids != 0:
-            slot_id = tl.load((slot_ids + block * 8).to(longs))
-        page = (tl.load(row) + page_id * tl.load(row + 1)).to(tl.pointer_type(words))
-        slot = slot_at + tl.load(row + 2) + slot_id * tl.load(row + 3)
-        slot = slot.to(tl.pointer_type(tl.int8))
-        scales = (slot_at + tl.load(row + 4) + slot_id * tl.load(row + 5)).to(floats)
-        origin = (given + layer * given_layer * 4).to(tl.int64).to(floats)
+        page, slot, scales = _ends(
+            table, layer, block, page_ids, slot_ids, slot_at, words, row_words
+        )
+        origin = (given + layer * given_layer * 4).to(tl.int64).to(tl.pointer_type(tl.float32))
         shared = tl.full((), 0, tl.int32)
         if computed and scope == 0:
             for group in range(passes):
                 h = h0 + group * head_tile
                 inside = (t < tokens) & (h < heads) & (d < width)
-                at = tl.multiple_of(page + t * page_token + h * page_head + d, [1, 1, 16])
-                found = _magnitude(_widen(tl.load(at, mask=inside, other=0), kind))
+                found = _magnitude(_values(page, t, h, d, page_token, page_head, inside, kind))
                 shared = tl.maximum(shared, tl.max(tl.max(tl.max(found, 2), 1), 0))
         for group in range(passes):
             h = h0 + lead + group * head_tile
             inside = (t < tokens) & (h < heads) & (d < width)
-            at = tl.multiple_of(page + t * page_token + h * page_head + d, [1, 1, 16])
-            wide = _widen(tl.load(at, mask=inside, other=0), kind)
+            wide = _values(page, t, h, d, page_token, page_head, inside, kind)
             if not computed:
                 scale = tl.load(origin + h * given_head, mask=h < heads, other=1.0)
                 if stored:
                     tl.store(scales + h * scale_head, scale, mask=h < heads)
-            elif scope == 0:
-                scale = _scale_of(tl.full((1, 1, 1), 0, tl.int32) + shared)
-                tl.store(scales + tl.full((1, 1, 1), 0, tl.int32), scale)
-            elif scope == 1:
-                peak = tl.max(_magnitude(wide), axis=2, keep_dims=True)
-                scale = _scale_of(tl.max(peak, axis=0, keep_dims=True))
-                tl.store(scales + h * scale_head, scale, mask=h < heads)
             else:
-                scale = _scale_of(tl.max(_magnitude(wide), axis=2, keep_dims=True))
-                kept = (t < tokens) & (h < heads)
-                tl.store(scales + t * scale_token + h * scale_head, scale, mask=kept)
+                scale = _found_scale(
+                    wide, shared, scales, t, h, scale_token, scale_head, tokens, heads, scope
+                )
             target = tl.multiple_of(slot + t * slot_token + h * slot_head + d, [1, 1, 8])
             tl.store(target, _encode(wide, scale), mask=inside)
 
@@ -203,8 +253,6 @@ def unpack_values(  # noqa: PLR0917 - a kernel's arguments are positional
 
     Items and scales as for `pack_values`; `computed` says that each slot has its scales.
     """
-    longs = tl.pointer_type(tl.int64)
-    floats = tl.pointer_type(tl.float32)
     groups: tl.constexpr = (heads + head_tile - 1) // head_tile
     passes: tl.constexpr = groups if scope == 0 else 1
     parts: tl.constexpr = 1 if scope == 0 else groups
@@ -218,16 +266,10 @@ def unpack_values(  # noqa: PLR0917 - a kernel's arguments are positional
         block = item // (layers * parts)
         layer = (item // parts) % layers
         lead = (item % parts) * head_tile
-        row = (table + layer * (row_words * 8)).to(longs)
-        page_id = tl.load((page_ids + block * 8).to(longs))
-        slot_id = block
-        if slot_ids != 0:
-            slot_id = tl.load((slot_ids + block * 8).to(longs))
-        page = (tl.load(row) + page_id * tl.load(row + 1)).to(tl.pointer_type(words))
-        slot = slot_at + tl.load(row + 2) + slot_id * tl.load(row + 3)
-        slot = slot.to(tl.pointer_type(tl.int8))
-        scales = (slot_at + tl.load(row + 4) + slot_id * tl.load(row + 5)).to(floats)
-        origin = (given + layer * given_layer * 4).to(tl.int64).to(floats)
+        page, slot, scales = _ends(
+            table, layer, block, page_ids, slot_ids, slot_at, words, row_words
+        )
+        origin = (given + layer * given_layer * 4).to(tl.int64).to(tl.pointer_type(tl.float32))
         for group in range(passes):
             h = h0 + lead + group * head_tile
             inside = (t < tokens) & (h < heads) & (d < width)
