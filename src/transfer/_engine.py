@@ -160,18 +160,17 @@ class Engine:
             ForkDetected: it was started in another process.
             CompletionLost: the end of some operations could not be learnt.
         """
-        self._home.check_process()
-        loop = self._home.loop
-        if loop is not None and not loop.gone():
-            raise EngineClosed(f"the loop of {self!r} still runs; expected `await aclose()` there")
-        self._closing = self._ledger.silent = True
-        # Whoever waits does so on a loop that is gone: forgotten, not woken.
-        self._lines = {lane: Line() for lane in self._lanes}
-        for pool in list(self._ledger.pools):
-            pool.disown()
-        self._reaper.wait_sync(lambda: not self._quiet() or _drain.provable(self._lanes), deadline)
-        _drain.give_up(self._ledger, self._lanes)
-        self._stop(self._lanes)
+        with self._home.after_loop():
+            self._closing = self._ledger.silent = True
+            # Whoever waits does so on a loop that is gone: forgotten, not woken.
+            self._lines = {lane: Line() for lane in self._lanes}
+            for pool in list(self._ledger.pools):
+                pool.disown(self, forget=True)
+            self._reaper.wait_sync(
+                lambda: not self._quiet() or _drain.provable(self._lanes), deadline
+            )
+            _drain.give_up(self._ledger, self._lanes)
+            self._stop(self._lanes)
         still = [op for lane in self._lanes for op in lane.lost]
         if still:
             raise _drain.describe_lost(self, still)
@@ -186,7 +185,7 @@ class Engine:
         for lane in lanes:
             lane.device.close()
         for pool in list(self._ledger.pools):
-            pool.disown()
+            pool.disown(self)
         self._reaper.detach()
         self._home.loop = None
 
@@ -369,6 +368,7 @@ class Engine:
     def finish(self, op: Operation, stream: object | None) -> None:
         """See `Operation.finish`."""
         self._home.check()
+        op.check_external()
         if op.fence is None:
             raise NotPosted(f"{op!r} is not posted; there is nothing to finish")
         op.lane.device.finish(op.fence, stream)

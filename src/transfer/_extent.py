@@ -215,6 +215,14 @@ class BlockLayout:
         """Bytes of all tensors of one block, padding left out."""
         return sum(extent.nbytes for extent in self.extents)
 
+    @property
+    def scattered(self) -> frozenset[int]:
+        """Planes in which a block has bytes that belong to none of its tensors."""
+        gaps = list(self.plane_bytes)
+        for extent in self.extents:
+            gaps[extent.plane] -= extent.nbytes
+        return frozenset(plane for plane, left in enumerate(gaps) if left)
+
     def extent(self, name: str, layer: int | None = None) -> Extent:
         """Find a tensor by name and layer.
 

@@ -80,10 +80,11 @@ class Block:
             LeaseError: an operation still writes the block or, with `write`, still reads it.
             StaleBlock: the lease ended.
             WrongDevice: the memory is not host memory.
+            SpanError: the plane's bytes are not the block's alone; see `Span`.
         """
         self.pool.check_quiet(self, write=write)
-        size = self.pool.layout.plane_bytes[plane]
-        view = self.pool.storage.view(self.pool.address(plane, self.id), size)
+        span = self.span(plane=plane)
+        view = self.pool.storage.view(span.address, span.nbytes)
         return view if write else view.toreadonly()
 
     async def wait_unheld(self) -> None:
@@ -171,7 +172,8 @@ class Span:
     """A byte range of a block in one plane.
 
     Raises:
-        SpanError: the range does not lie inside the block.
+        SpanError: the range does not lie inside the block, or the block's tensor in that plane has
+            gaps, which in foreign memory are other blocks' bytes.
     """
 
     __slots__ = ("block", "nbytes", "offset", "plane")
@@ -184,6 +186,11 @@ class Span:
             raise SpanError(
                 f"bytes {offset} to {offset + nbytes} of a block of {sizes[plane]} bytes "
                 f"in plane {plane}"
+            )
+        if plane in block.pool.scattered:
+            raise SpanError(
+                f"plane {plane} of {block!r} has gaps that belong to others; expected a tensor "
+                f"without gaps, or a Copy, which leaves them alone"
             )
         self.block = block
         self.plane = plane
@@ -236,13 +243,21 @@ class Lease(Generic[H]):
         """Give the blocks back; they are reused when nothing holds them.
 
         Raises:
-            LeaseError: it was released before; counted by the pool, and nothing changes.
+            LeaseError: it was released before, by this lease or by another of the same blocks;
+                counted by the pool, and nothing changes.
         """
         pool = self._handle.pool
         if self._released:
             pool.double_releases += 1
             raise LeaseError(f"{self!r} is released a second time")
         pool.check_thread()
+        if pool.foreign:
+            raise LeaseError(f"{self!r}: the blocks are a host program's, there is no lease to end")
+        try:
+            pool.book.check(self._handle)
+        except StaleBlock:
+            pool.double_releases += 1
+            raise
         # Said before it is done: an interrupt between the two leaks blocks, never frees twice.
         self._released = True
         pool.give_back(self._handle)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
 from transfer._errors import EngineClosed, ForkDetected, WrongThread
 from transfer._loop import current_loop
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transfer._loop import Loop
 
 
@@ -21,11 +25,12 @@ class Home:
         loop: the loop, None while the engine is not started.
     """
 
-    __slots__ = ("_name", "_pid", "loop")
+    __slots__ = ("_closing", "_name", "_pid", "loop")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._pid = 0
+        self._closing = threading.RLock()
         self.loop: Loop | None = None
 
     @property
@@ -80,6 +85,22 @@ class Home:
                 f"threads did not survive the fork; start workers with spawn, or start the engine "
                 f"in them"
             )
+
+    @contextmanager
+    def after_loop(self) -> Iterator[None]:
+        """What happens once the loop is gone: from any thread, one at a time.
+
+        Raises:
+            EngineClosed: the loop still runs.
+            ForkDetected: the engine was started in another process.
+        """
+        self.check_process()
+        with self._closing:
+            if self.loop is not None and not self.loop.gone():
+                raise EngineClosed(
+                    f"the loop of {self._name} still runs; expected `await aclose()` there"
+                )
+            yield
 
     def warn_unclosed(self) -> None:
         """Name the missing close of an engine that is gone, or of one left at exit."""

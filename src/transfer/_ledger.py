@@ -36,6 +36,7 @@ from transfer._order import (
     written,
 )
 from transfer._state import SETTLED, Event, State
+from transfer._storage import keep_for_ever, let_go
 from transfer._work import Copy, Launch
 
 if TYPE_CHECKING:
@@ -314,6 +315,7 @@ class Ledger:
     def _lose(self, op: Operation, error: BaseException) -> None:
         for hold in op.holds:
             hold.handle.pool.book.quarantine(hold)
+        keep_for_ever(op.storages)  # also when engine and pool are forgotten
         lost = CompletionLost(f"{type(error).__name__}: {error}")
         lost.__cause__ = error
         op.error = lost
@@ -371,6 +373,7 @@ class Ledger:
             lane.end(op)
             self._left(lane)
         elif lane.lost.pop(op, None) is not None:
+            let_go(op.storages)
             lane.end(op)
         # The last step: until then a repeated completion finishes what an interrupt cut short.
         if op.fence is not None:

@@ -6,7 +6,9 @@ and the thread that the pool belongs to.
 
 from __future__ import annotations
 
+import os
 import threading
+from operator import index
 from typing import TYPE_CHECKING, Final, final, overload
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from transfer._book import Book, PoolCounts
 from transfer._errors import (
     CompletionLost,
+    ForkDetected,
     LeaseError,
     PoolBusy,
     PoolExhausted,
@@ -28,7 +31,7 @@ from transfer._wait import Line, wait_woken
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
-    from typing import Self
+    from typing import Self, SupportsIndex
 
     import numpy.typing as npt
     import torch
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from transfer._extent import BlockLayout, HasBlockLayout, Int64Array, Runs
     from transfer._handle import Handle
 
+
+NOWHERE: Final[frozenset[int]] = frozenset()
 
 RUNS_KEPT: Final = 64
 """Layouts that a pool remembers its byte runs to; more are computed again."""
@@ -75,7 +80,9 @@ class Pool:
         self.double_releases = 0
         self.user: object | None = None
         self._thread: int | None = None
+        self.scattered = self.layout.scattered if foreign else NOWHERE
         self._closed = False
+        self._pid = os.getpid()
         self._line = Line()
         self._runs: dict[tuple[int, tuple[str, ...] | None], tuple[BlockLayout, Runs]] = {}
 
@@ -120,10 +127,10 @@ class Pool:
             PoolExhausted: too few are free; says who has them.
             LeaseError: the pool is closed.
             WrongThread: called from another thread than the engine's.
+            ForkDetected: the pool was made in another process.
         """
         self.check_thread()
-        if self._closed:
-            raise LeaseError(f"{self.name} is closed")
+        self._check_usable()
         book = self.book
         wanted = 1 if count is None else count
         if not 0 <= wanted <= len(book.free):
@@ -141,6 +148,7 @@ class Pool:
             PoolExhausted: the pool is smaller than `count`.
             LeaseError: the pool is closed.
             WrongThread: called from another thread than the engine's.
+            ForkDetected: the pool was made in another process.
         """
         self.check_thread()
         if count > self.blocks:
@@ -148,15 +156,16 @@ class Pool:
         await self._line.wait(lambda: self._closed or count <= len(self.book.free))
         return self.lease(count)
 
-    def block(self, block_id: int) -> Block:
+    def block(self, block_id: SupportsIndex) -> Block:
         """A handle of a foreign block; its owner is the host program.
 
         Raises:
             LeaseError: the pool is not foreign.
             WrongPool: no such block.
         """
-        self._check_foreign((block_id,))
-        return Block(self, block_id, self.book.generation[block_id])
+        plain = index(block_id)  # addresses are more than what a host program's 32-bit id holds
+        self._check_foreign((plain,))
+        return Block(self, plain, self.book.generation[plain])
 
     def blocks_of(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> Blocks:
         """A handle of several foreign blocks, by id.
@@ -166,7 +175,8 @@ class Pool:
             WrongPool: no such block.
         """
         self._check_foreign(ids)
-        wanted = np.asarray(ids, dtype=np.int64)
+        # A copy: host programs use their arrays of ids again while operations hold these blocks.
+        wanted = np.array(ids, dtype=np.int64)
         if len(np.unique(wanted)) != len(wanted):
             raise LeaseError(f"a block is named twice in {wanted.tolist()[:8]}")
         return Blocks(self, wanted, self.book.generations[wanted])
@@ -212,19 +222,21 @@ class Pool:
             CompletionLost: a block is quarantined; may be awaited again.
         """
         book = self.book
-        for block_id in map(int, list(handle.ids)):
-            while book.held[block_id]:
+        ids = [int(block_id) for block_id in handle.ids]
+        # All of them at one moment: one that was quiet may be held again meanwhile.
+        while held := [block_id for block_id in ids if book.held[block_id]]:
+            for block_id in held:
                 if book.lost[block_id]:
                     raise CompletionLost(
                         f"block {block_id} of {self.name} is quarantined; held by "
                         f"{book.holders((block_id,))}"
                     )
-                waiters = book.unheld.setdefault(block_id, [])
-                try:
-                    await wait_woken(waiters)
-                finally:
-                    if not waiters:
-                        book.unheld.pop(block_id, None)
+            waiters = book.unheld.setdefault(held[0], [])
+            try:
+                await wait_woken(waiters)
+            finally:
+                if not waiters:
+                    book.unheld.pop(held[0], None)
 
     def holders(self, handle: Handle | None = None) -> list[object]:
         """The operations that hold blocks of `handle`, or of the whole pool; each once."""
@@ -264,27 +276,45 @@ class Pool:
         """Bind the pool to an engine and to the calling thread.
 
         Raises:
-            WrongPool: another engine still uses it.
+            WrongPool: it has operations of another engine.
+            WrongThread: an engine of another thread uses it and is not closed.
             LeaseError: it is closed; nothing may touch its memory any more.
+            ForkDetected: the pool was made in another process.
         """
-        if self._closed:
-            raise LeaseError(f"{self.name} is closed")
+        self.check_thread()
+        self._check_usable()
         if self.user is not user and not self.book.idle:
-            raise WrongPool(f"{self.name} has operations of {self.user!r}; {user!r} cannot use it")
+            # An engine that was closed with lost operations, and is started again, goes on.
+            strange = [op for op in self.holders() if getattr(op, "driver", None) is not user]
+            if strange:
+                whose = getattr(strange[0], "driver", self.user)
+                raise WrongPool(f"{self.name} has operations of {whose!r}; {user!r} cannot use it")
         self.user = user
         self._thread = threading.get_ident()
 
-    def disown(self, *, forget: bool = True) -> None:
-        """The engine is closed: any thread may release leases and close the pool.
+    def disown(self, user: object, *, forget: bool = False) -> None:
+        """An engine is closed: any thread may release leases and close the pool.
 
         Args:
+            user: the engine; nothing happens if another one uses the pool by now.
             forget: the loop is gone, so whoever waited is gone too, and must not be woken.
         """
+        if self.user is not user:
+            return
         self.user = None
         self._thread = None
         if forget:
             self.book.unheld.clear()
             self._line = Line()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise LeaseError(f"{self.name} is closed")
+        if not self.foreign and self._pid != os.getpid():
+            raise ForkDetected(
+                f"{self.name} was made in process {self._pid}, this is {os.getpid()}: both share "
+                f"its memory and neither knows what the other has leased; expected a pool made here"
+            )
 
     def check_thread(self) -> None:
         """Refuse a foreign thread.
@@ -304,9 +334,11 @@ class Pool:
         Raises:
             PoolBusy: operations hold blocks, named in the message; the memory stays mapped for the
                 life of the process.
+            WrongThread: called from another thread than the engine's, which may be about to post.
         """
         if self._closed:
             return
+        self.check_thread()
         self._closed = True
         self.user = None  # no engine's any more: the next one that tries is refused
         self._line.wake_all()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from transfer._errors import (
+    BadWork,
     CompletionLost,
     OperationCancelled,
     OperationFailed,
     TransferError,
 )
 from transfer._state import SETTLED, TRANSITIONS, Event, State, step
+from transfer._work import External
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from transfer._fence import Completion, Fence
     from transfer._lane import Lane
     from transfer._memory import Pool
+    from transfer._storage import Storage
     from transfer._work import Work
 
     Taint: TypeAlias = frozenset[tuple[Pool, int, int]]
@@ -138,6 +141,11 @@ class Operation:
         return self.state in SETTLED
 
     @property
+    def storages(self) -> tuple[Storage, ...]:
+        """The memory that it touches."""
+        return tuple(hold.handle.pool.storage for hold in self.holds)
+
+    @property
     def decided(self) -> bool:
         """Whether waiting is over: settled, or the end can no longer be learnt."""
         return self.state in SETTLED or self.state is State.QUARANTINED
@@ -188,6 +196,15 @@ class Operation:
         """Stop calling `callback`."""
         self.watchers = tuple(known for known in self.watchers if known is not callback)
 
+    def check_external(self) -> None:
+        """Refuse anybody's word for the end of a device's work.
+
+        Raises:
+            BadWork: it is no `External`.
+        """
+        if not isinstance(self.work, External):
+            raise BadWork(f"{self!r} is the work of {self.lane.device.name}, expected an External")
+
     # What a caller does with it
 
     async def wait(self) -> None:
@@ -226,5 +243,9 @@ class Operation:
 
         Args:
             stream: a stream of the device; None for a host device, where the work has ended.
+
+        Raises:
+            BadWork: the work is a device's: only the device can prove that it has ended.
+            NotPosted: it waits for a predecessor.
         """
         self.driver.finish(self, stream)

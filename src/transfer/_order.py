@@ -13,6 +13,7 @@ from transfer._errors import OperationFailed
 from transfer._handle import Block
 from transfer._operation import NOTHING, UNLINKED
 from transfer._state import SETTLED
+from transfer._work import FileRead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,8 +130,13 @@ def reads_any(work: Work, taint: Taint) -> bool:
 
 
 def overwritten(work: Work, taint: Taint) -> Taint:
-    """What is still undefined behind `work`, which defines every block that it writes whole."""
+    """What is still undefined behind `work`, which defines every block that it writes whole.
+
+    Not so a copy of some tensors only, or a read of a file into a part of a block.
+    """
     if getattr(work, "names", None) is not None:
+        return taint
+    if isinstance(work, FileRead) and any(s.nbytes != s.block.nbytes for s in work.spans):
         return taint
     return taint - written(work)
 

@@ -60,7 +60,9 @@ class Reaper:
             loop.post(self._reap_some)
 
     def _reap_some(self) -> None:
-        self.reap(limit=REAP_AT_ONCE)
+        # The engine may be closed since this was posted, and started again on another thread.
+        if self._loop is not None and self._loop.here():
+            self.reap(limit=REAP_AT_ONCE)
 
     def reap(self, *, limit: int | None = None) -> None:
         """Hand what is there to the ledger, at most `limit` of a device, and ring for the rest."""
@@ -78,8 +80,10 @@ class Reaper:
         queue.open()
         while queue.items and taken != limit:
             # Taken out after it was acted on: an interrupt makes it be seen twice, not never.
-            self._ledger.complete(queue.items[0])
-            queue.items.popleft()
+            completion = queue.items[0]
+            self._ledger.complete(completion)
+            if queue.items and queue.items[0] is completion:  # else a signal handler reaped it
+                queue.items.popleft()
             taken += 1
 
     def wait_sync(self, busy: Callable[[], bool], deadline: float) -> None:

@@ -78,7 +78,8 @@ class Routing:
 
         Raises:
             OrderRequired: device memory, and `after` was not given.
-            WrongDevice: `after` names something that no device knows.
+            WrongDevice: `after` names something that no device knows, or an operation of another
+                engine, whose end would be told to that engine only.
         """
         if after is UNSET:
             if lane.device.ordered or any(
@@ -94,6 +95,11 @@ class Routing:
 
     def _predecessor(self, ledger: Ledger, item: object) -> Operation:
         if isinstance(item, Operation):
+            if item.driver is not ledger._driver:
+                raise WrongDevice(
+                    f"{item!r} is an operation of {item.driver!r}, expected one of "
+                    f"{ledger._driver!r}; `await op.wait()` orders behind it"
+                )
             return item
         lane = self.stream_lane(item)
         device = lane.device

@@ -68,6 +68,12 @@ def keep_for_ever(storage: object) -> None:
     _kept.append(storage)
 
 
+def let_go(storage: object) -> None:
+    """Drop one such reference: there is proof that nothing touches the memory any more."""
+    if storage in _kept:
+        _kept.remove(storage)
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a `DTYPES` name."""
     import torch  # noqa: PLC0415 - import torch costs a second; bookkeeping does without
@@ -85,12 +91,17 @@ class MappedStorage:
         blocks: how many.
         align: block stride is a multiple of this; a page by default from one page up, so that
             every block can be read and written by direct I/O.
+
+    Raises:
+        SpanError: `align` is less than 1.
     """
 
     kind: str = "host"
     pinned: bool = False
 
     def __init__(self, nbytes: int, blocks: int, *, align: int | None = None) -> None:
+        if align is not None and align < 1:
+            raise SpanError(f"blocks aligned to {align} bytes, expected at least 1")
         unit = align or (PAGE if nbytes >= PAGE else 64)
         stride = -(-max(nbytes, 1) // unit) * unit
         self._map = mmap.mmap(-1, max(stride * blocks, 1))

@@ -1,6 +1,7 @@
 """Pools: leases, waiting for blocks, addresses that do not wrap, whose a pool is, closing."""
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from tests.transfer.kit import Rig, move, states
 
 from transfer._book import Hold
 from transfer._errors import (
+    ForkDetected,
     LayoutMismatch,
     LeaseError,
     PoolBusy,
     PoolExhausted,
+    StaleBlock,
     WrongPool,
     WrongThread,
 )
@@ -260,7 +263,11 @@ def test_a_pool_belongs_to_the_thread_that_uses_it() -> None:
     assert "belongs to the thread of 'engine'" in str(error)
     assert isinstance(in_thread(lease.release), WrongThread)
     assert not lease.released
-    pool.disown()
+    assert isinstance(in_thread(lambda: pool.adopt("another")), WrongThread)
+    assert isinstance(in_thread(pool.close), WrongThread)
+    pool.disown("another")
+    assert isinstance(in_thread(lease.release), WrongThread)
+    pool.disown("engine")
     assert in_thread(lease.release) is None
     assert lease.released
 
@@ -276,6 +283,37 @@ def test_a_pool_in_use_is_refused_to_another_engine() -> None:
     pool.end(hold)
     pool.adopt("two")
     assert pool.user == "two"
+
+
+def test_an_engine_started_again_goes_on_with_its_own_lost_operations() -> None:
+    rig = Rig()
+    op = rig.submit(writes=[rig.pool.lease()])
+    rig.ledger.lose(op, TimeoutError("gone"))
+    rig.pool.disown(rig.driver)
+    later = rig.submit(writes=[rig.pool.lease()])
+    assert later.state is State.IN_FLIGHT
+    with pytest.raises(WrongPool, match="has operations of <no engine>"):
+        rig.pool.adopt("another")
+
+
+def test_a_pool_is_of_no_use_in_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = HostPool(RAW, 2)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for use in (pool.lease, lambda: pool.adopt("engine")):
+        with pytest.raises(ForkDetected, match="both share its memory"):
+            use()
+    assert pool.counts().free == 2
+
+
+def test_two_leases_of_the_same_blocks_end_once() -> None:
+    pool = HostPool(RAW, 2)
+    lease = pool.lease()
+    second = Lease(lease.handle)
+    lease.release()
+    with pytest.raises(StaleBlock):
+        second.release()
+    assert pool.double_releases == 1
+    assert {pool.lease().handle.id, pool.lease().handle.id} == {0, 1}
 
 
 # Closing

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.transfer.kit import Rig, move
 
-from transfer._errors import LayoutMismatch, LeaseError, PoolBusy, WrongPool
+from transfer._errors import LayoutMismatch, LeaseError, PoolBusy, SpanError, WrongPool
 from transfer._extent import BlockLayout, Extent
+from transfer._handle import Lease
 from transfer._memory import HostPool, Pool
 from transfer._storage import own_layout
 
@@ -188,4 +189,42 @@ def test_foreign_memory_is_kept_while_it_is_held() -> None:  # case 12, the sour
         pages.close()
     assert pages.storage.tensor(pages.address(0, 1), pages.layout.extent("key")).tolist() == [2, 3]
     rig.signal(op)
+    assert pages.counts() == (0, BLOCKS, 0, 0)
+
+
+def test_ids_may_be_used_again_while_blocks_are_held() -> None:
+    rig = Rig()
+    pages = foreign({"key": flat(BLOCKS, DIM)})
+    ids = np.array([0, 1])
+    op = rig.submit(writes=[pages.blocks_of(ids)])
+    ids[:] = 2, 3
+    assert pages.holders(pages.block(1)) == [op]
+    rig.signal(op)
+    assert pages.counts() == (0, BLOCKS, 0, 0)
+
+
+def test_ids_of_few_bits_do_not_narrow_addresses() -> None:
+    pages = foreign({"key": flat(BLOCKS, DIM)})
+    block = pages.block(np.int32(3))
+    assert type(block.id) is int
+    assert block.span().address == pages.address(0, 3)
+
+
+def test_bytes_between_those_of_a_block_are_others() -> None:
+    whole = flat(HEADS, BLOCKS, DIM)
+    pages = foreign({"key": whole.permute(1, 0, 2)})
+    for look in (pages.block(0).span, pages.block(0).view):
+        with pytest.raises(SpanError, match="gaps that belong to others"):
+            look()
+    with pytest.raises(SpanError):  # the layout says more than the memory has
+        Pool.over(
+            {("key", None): flat(BLOCKS, DIM)},
+            BlockLayout((Extent("key", (DIM,), "int16"),), (2 * DIM * 2,)),
+        ).block(0).span()
+
+
+def test_there_is_no_lease_on_foreign_blocks_to_end() -> None:
+    pages = foreign({"key": flat(BLOCKS, DIM)})
+    with pytest.raises(LeaseError, match="a host program's"):
+        Lease(pages.block(0)).release()
     assert pages.counts() == (0, BLOCKS, 0, 0)

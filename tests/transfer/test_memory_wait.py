@@ -99,7 +99,7 @@ async def test_an_engine_that_closes_forgets_nobody_on_a_living_loop() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(keep(got, pool, 1))
         await settle()
-        pool.disown(forget=False)
+        pool.disown("engine")
         lease.release()
     assert len(got) == 1
 
@@ -107,6 +107,7 @@ async def test_an_engine_that_closes_forgets_nobody_on_a_living_loop() -> None:
 async def test_whoever_waited_on_a_dead_loop_is_not_woken() -> None:
     pool = HostPool(RAW, 1)
     lease = pool.lease()
+    pool.adopt("engine")
     hold = Hold(lease.handle, "operation", False)
     pool.book.take(hold)
     woken: list[str] = []
@@ -114,7 +115,7 @@ async def test_whoever_waited_on_a_dead_loop_is_not_woken() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(pool.wait_lease, 1)
         await settle()
-        pool.disown(forget=True)
+        pool.disown("engine", forget=True)
         pool.end(hold)
         lease.release()
         await settle()
@@ -184,3 +185,19 @@ async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
         await block.wait_unheld()
     assert rig.pool.book.unheld == {}
     rig.signal(op)
+
+
+async def test_blocks_are_unheld_together_or_not_at_all() -> None:
+    rig = Rig(blocks=2)
+    blocks = rig.pool.lease(2).handle
+    first = rig.submit(writes=[blocks[1]])
+    results: list[str] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(waits(blocks, results))
+        await settle()
+        second = rig.submit(writes=[blocks[0]])  # it was quiet when the wait began
+        rig.signal(first)
+        await settle()
+        assert results == []
+        rig.signal(second)
+    assert results == ["unheld"]
