@@ -119,11 +119,14 @@ def test_a_forked_child_does_not_keep_a_writer_alive(tmp_path: Path) -> None:
     folder = Folder(tmp_path, shared=True)
     folder.open()
     writer = folder.writer
+    ready, tell = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(tell, b"x")
         signal.pause()
         os._exit(0)
     try:
+        os.read(ready, 1)  # the child runs, and has closed what it inherited
         other = Folder(tmp_path, shared=True)
         other.open()
         assert other.lives(writer)
@@ -133,6 +136,8 @@ def test_a_forked_child_does_not_keep_a_writer_alive(tmp_path: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(ready)
+        os.close(tell)
 
 
 def test_a_killed_writer_is_dead(tmp_path: Path) -> None:
