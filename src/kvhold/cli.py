@@ -145,6 +145,51 @@ def demo(
 
 
 @app.command()
+def quality(
+    *,
+    model: Model = None,
+    text: Text = None,
+    documents: Annotated[int, typer.Option(min=4, help="Documents, a multiple of 4.")] = 80,
+    prefix: Annotated[int, typer.Option(min=64, help="Tokens that go through the tiers.")] = 256,
+    suffix: Annotated[int, typer.Option(min=1, help="Tokens that are predicted.")] = 256,
+    greedy_documents: Annotated[
+        int, typer.Option(min=0, help="Documents that are continued greedily.")
+    ] = 16,
+    greedy: Annotated[int, typer.Option(min=1, help="Tokens of a continuation.")] = 32,
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    folder: Annotated[Path, typer.Option(help="Where files go meanwhile.")] = Path(".kvhold"),
+    out: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw them to this PNG file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what K16/V8 from the tiers does to a model, beside K8/V8 and K8/V16, against 16 bits.
+
+    Exit 0 if the restored cache is what was read and equals the never-offloaded one in every bit, and
+    every damage done on purpose shows; 1 if not, whatever the figures are.
+    """
+    from kvhold.quality_command import keep, run_quality  # noqa: PLC0415 - seconds of import
+    from kvhold.quality_report import is_sound, render  # noqa: PLC0415 - as above
+    from kvhold.quality_runs import Settings  # noqa: PLC0415 - as above
+
+    settings = Settings(
+        documents=documents,
+        prefix=prefix,
+        suffix=suffix,
+        greedy_documents=greedy_documents,
+        greedy=min(greedy, suffix),
+        seed=seed,
+        dtype=dtype,
+    )
+    with one_line():
+        report = run_quality(settings, folder=folder, model=model, text=text)
+        keep(report, out, picture)
+    show(report, render(report), as_json=as_json)
+    if not is_sound(report):
+        raise typer.Exit(1)
+
+
+@app.command()
 def faults(
     duration: Annotated[float, typer.Option(help="Seconds of schedules.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Of the first schedule.")] = 0,

@@ -75,3 +75,46 @@ def demo_picture(report: Mapping[str, Any], path: Path) -> None:
         axes.invert_yaxis()
     figure.suptitle(f"{report['model']['name']}, engine: {report['engine']}", fontsize=10)
     figure.savefig(path, dpi=120)
+
+
+def quality_picture(report: Mapping[str, Any], path: Path) -> None:
+    """KL and disagreement of each format with their intervals, and attention errors by layer.
+
+    Args:
+        report: of `kvhold quality --json`.
+        path: the PNG file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    figure, (left, middle, right) = _figure(3)
+    formats = report["formats"]
+    colours = dict(zip(formats, (GREEN, RED, AMBER), strict=False))
+    for row, (name, figures) in enumerate(formats.items()):
+        for axes, key in ((left, "kl"), (middle, "agreement")):
+            mean, low, high = _drawn(figures[key], flipped=key == "agreement")
+            error = [[mean - low], [high - mean]]
+            axes.barh(row, mean, xerr=error, color=colours[name], capsize=3)
+            axes.text(high, row, f" {mean:.2g}", va="center", fontsize=8)
+        right.plot(figures["attention"], color=colours[name], label=name, marker=".", lw=1)
+    for axes, title in ((left, "KL from 16 bits (nats)"), (middle, "other top token (share)")):
+        axes.set_yticks(range(len(formats)), list(formats), fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel(title)
+        axes.margins(x=0.2)
+    right.set_xlabel("layer")
+    right.set_ylabel("relative error of attention")
+    right.set_ylim(bottom=0)
+    right.legend(fontsize=8)
+    figure.suptitle(
+        f"{report['model']['name']}, {report['predictions']} predictions, 95 % intervals over "
+        f"{report['documents']} documents",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=120)
+
+
+def _drawn(figure: Mapping[str, float], *, flipped: bool) -> tuple[float, float, float]:
+    """Mean and ends of an interval; of what is missing to 1 where a share is `flipped`."""
+    mean, low, high = figure["mean"], figure["low"], figure["high"]
+    return (1 - mean, 1 - high, 1 - low) if flipped else (mean, low, high)
