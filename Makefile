@@ -8,6 +8,7 @@ STAMP := $(VENV)/.setup-stamp
 
 DURATION ?= 60
 SEED ?= 0
+KILLS ?= 500
 # Two workers: the smallest machine that the suite is meant for. A file stays in one process.
 XDIST ?= -n 2 --dist loadfile
 PYTEST_ARGS ?=
@@ -69,6 +70,8 @@ format: setup
 
 campaign: setup
 	$(BIN)/python -m kvhold.campaigns --duration $(DURATION) --seed $(SEED)
+	$(BIN)/python -m kvhold.campaigns.store --duration $(DURATION) --seed $(SEED)
+	$(BIN)/python -m kvhold.campaigns.crash --kills $(KILLS) --seed $(SEED)
 
 bench: setup
 	$(BIN)/python -m kvhold.bench

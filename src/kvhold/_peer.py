@@ -23,6 +23,7 @@ LMCACHE: Final = "lmcache==0.5.6"
 NEEDS: Final = (
     "torch==2.13.0",
     "numpy==2.2.6",
+    "aiofiles",
     "aiohttp",
     "cachetools",
     "cryptography",
@@ -34,7 +35,7 @@ NEEDS: Final = (
     "requests",
     "sortedcontainers",
 )
-"""What LMCache's codec imports on a machine without a GPU; the rest of its needs is left out."""
+"""What LMCache's codec and file adapter import on a machine without a GPU; the rest of its needs is left out."""
 SCRIPT: Final = Path(__file__).with_name("_lmcache_peer.py")
 
 

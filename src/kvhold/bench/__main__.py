@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvhold.bench import codec, engine, lives, store
+from kvhold import _peer
+from kvhold.bench import codec, engine, lives, store, store_lmcache
 from kvhold.bench.pairs import conditions, plain, table_of
 
 if TYPE_CHECKING:
@@ -54,9 +55,11 @@ def measure_codec(console: Console, rounds: int, folder: Path) -> dict[str, Any]
 def measure_store(console: Console, rounds: int, folder: Path) -> dict[str, Any]:
     """The store: beside bare threads and LMCache's file adapter, and its index."""
     pairs = store.files(rounds, folder)
+    pairs += store_lmcache.lmcache(rounds, folder, _peer.build())
     console.print(table_of("store", pairs))
     figures = store.figures()
     console.print(_figures("store alone", figures))
+    console.print(store.bytes_by_tier())
     return {"pairs": plain(pairs), "figures": figures}
 
 
