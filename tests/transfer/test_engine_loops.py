@@ -6,6 +6,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -273,6 +274,7 @@ def in_fork(function: Callable[[], str]) -> str:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        signal.alarm(int(PATIENCE))  # a child that hangs dies, and the parent is told
         try:
             os.write(writer, function().encode())
         finally:
@@ -354,5 +356,5 @@ def test_fork_before_start_works() -> None:
 def test_a_spawned_child_uses_its_own() -> None:
     # case 82
     context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as children:
-        assert children.apply(copy_in_child, ("asyncio",)) == "mine"
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as children:
+        assert children.submit(copy_in_child, "asyncio").result(PATIENCE) == "mine"
