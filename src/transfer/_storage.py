@@ -70,8 +70,7 @@ def keep_for_ever(storage: object) -> None:
 
 def let_go(storage: object) -> None:
     """Drop one such reference: there is proof that nothing touches the memory any more."""
-    if storage in _kept:
-        _kept.remove(storage)
+    _kept.remove(storage)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -6,6 +6,7 @@ import pytest
 from tests.transfer.kit import NoDriver, Rig, outcome
 
 from transfer._errors import (
+    BadWork,
     CompletionLost,
     DevicePoisoned,
     IllegalTransition,
@@ -15,6 +16,7 @@ from transfer._errors import (
 )
 from transfer._operation import Operation, Transition
 from transfer._state import SETTLED, TRANSITIONS, Event, State
+from transfer._work import External
 
 pytestmark = pytest.mark.anyio
 
@@ -128,3 +130,10 @@ async def test_what_a_caller_asks_goes_to_the_engine() -> None:
         ("finish", op, "stream"),
         ("finish", op, None),
     ]
+
+
+def test_only_the_end_of_external_work_is_for_others_to_say() -> None:
+    rig = Rig()
+    with pytest.raises(BadWork, match="is the work of hand0, expected an External"):
+        rig.prepare().check_external()
+    rig.ledger.prepare(External(), rig.lane).check_external()

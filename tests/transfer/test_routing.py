@@ -103,3 +103,13 @@ def test_what_nobody_knows_is_refused(after: object) -> None:
 
 def test_unset_says_so() -> None:
     assert repr(UNSET) == "not given"
+
+
+def test_operations_of_another_engine_are_refused() -> None:
+    rig, other = Rig(), Rig()
+    work = Launch(nothing)
+    routing = Routing(rig.devices)
+    op = rig.submit()
+    assert routing.predecessors(rig.ledger, work, rig.lane, op) == (op,)
+    with pytest.raises(WrongDevice, match=r"expected one of <no engine>; `await op.wait\(\)`"):
+        routing.predecessors(rig.ledger, work, rig.lane, other.submit())

@@ -18,6 +18,7 @@ from transfer._storage import (
     MappedStorage,
     TensorStorage,
     keep_for_ever,
+    let_go,
     own_layout,
     torch_dtype,
 )
@@ -56,6 +57,12 @@ def test_blocks_are_aligned(nbytes: int, align: int | None, stride: int) -> None
     assert plane.address % PAGE == 0
     assert storage.nbytes == 3 * stride
     storage.close()
+
+
+def test_an_alignment_under_which_blocks_overlap_is_refused() -> None:
+    for align in (0, -64):
+        with pytest.raises(SpanError, match="expected at least 1"):
+            MappedStorage(100, 2, align=align)
 
 
 def test_no_blocks_at_all() -> None:
@@ -386,3 +393,6 @@ def test_what_is_kept_is_kept() -> None:
     del memory
     gc.collect()
     assert alive() is not None
+    let_go(alive())
+    gc.collect()
+    assert alive() is None
