@@ -39,7 +39,7 @@ def _pages(axes: Axes, report: dict[str, Any], direction: str) -> None:
     axes.set_xticks(range(len(rows)), [f"{row['MiB']} MiB" for row in rows])
     axes.set_title(f"32 layers, {'GPU to host' if direction == 'out' else 'host to GPU'}")
     axes.set_ylabel("GB/s")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="lower right")
 
 
 def _fragments(axes: Axes, report: dict[str, Any]) -> None:
