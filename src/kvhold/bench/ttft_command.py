@@ -1,0 +1,148 @@
+"""The command line of `kvhold.bench.ttft`: which rig, which placements, and where the figures go."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import msgspec
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvhold.bench.pairs import conditions
+from kvhold.bench.ttft import as_data, measure, render
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvhold.bench.ttft import Rig
+
+CPU_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+GPU_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+def report_of(rig: Rig, placements: dict[str, Any], *, rounds: int) -> dict[str, Any]:
+    """All figures as data; part of the command's contract."""
+    return {
+        "conditions": conditions(),
+        "model": {"name": rig.name},
+        "rounds": rounds,
+        "bytes_per_token": rig.bytes_per_token,
+        "placements": placements,
+    }
+
+
+async def run_cpu(
+    lengths: tuple[int, ...],
+    *,
+    rounds: int,
+    folder: Path,
+    model: Path | None,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """The packaged model, or another, on the CPU; all placements one after the other.
+
+    Raises:
+        ModelError: the model cannot be had, or does not take prefixes of that length.
+        TierError, OSError: the folder cannot be used.
+    """
+    from kvhold.bench.ttft_cpu import PLACES, cpu_rig  # noqa: PLC0415 - transformers comes along
+    from kvhold.model import ModelError, load  # noqa: PLC0415 - as above
+
+    language = load(model, dtype=torch.bfloat16)
+    most = language.geometry.max_tokens
+    if max(lengths) > most:
+        raise ModelError(f"prefixes of {max(lengths)} tokens: {language.name} takes {most}")
+    placements: dict[str, Any] = {}
+    report: dict[str, Any] = {}
+    for where in PLACES:
+        async with cpu_rig(language, where, max(lengths), folder / "ttft") as rig:
+            step = partial(progress, where.name)
+            points = await measure(rig, lengths, rounds=rounds, progress=step)
+            placements[where.name] = as_data(points)
+            report = report_of(rig, placements, rounds=rounds)
+    return report
+
+
+def run(
+    *, gpu: bool, lengths: tuple[int, ...], rounds: int, folder: Path, model: Path | None
+) -> dict[str, Any]:
+    """Measure on the CPU or on a GPU, with a bar for each placement on standard error.
+
+    Args:
+        gpu: the 8B-shaped model on the first GPU.
+        lengths: tokens of the prefixes.
+        rounds: how many are counted.
+        folder: where files go for the time being.
+        model: folder of a model for the CPU; the packaged one if None.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as show:
+        bars: dict[str, Any] = {}
+
+        def step(name: str) -> None:
+            if name not in bars:
+                bars[name] = show.add_task(name, total=len(lengths))
+            show.advance(bars[name])
+
+        if gpu:
+            from kvhold.bench.ttft_gpu import run_gpu  # noqa: PLC0415 - only where there is one
+
+            async def main() -> dict[str, Any]:
+                return await run_gpu(lengths, rounds=rounds, folder=folder, progress=step)
+        else:
+
+            async def main() -> dict[str, Any]:
+                return await run_cpu(
+                    lengths, rounds=rounds, folder=folder, model=model, progress=step
+                )
+
+        return anyio.run(main)
+
+
+def parse_lengths(given: str, *, gpu: bool) -> tuple[int, ...]:
+    """Lengths as the user gave them, or the default ones.
+
+    Raises:
+        ValueError: no numbers, or not whole pages.
+    """
+    from kvhold.bench.ttft_cpu import PAGE  # noqa: PLC0415 - see above
+
+    if not given:
+        return GPU_LENGTHS if gpu else CPU_LENGTHS
+    lengths = tuple(int(part) for part in given.split(","))
+    if any(length < PAGE or length % PAGE for length in lengths):
+        raise ValueError(f"lengths {given}: expected multiples of {PAGE}")
+    return lengths
+
+
+def _command(
+    *,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="An 8B-shaped model on the first GPU.")
+    ] = False,
+    lengths: Annotated[str, typer.Option(help="Prefix lengths, separated by commas.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5,
+    folder: Annotated[Path, typer.Option(help="Where files go meanwhile.")] = Path(),
+    out: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+) -> None:
+    """Time to the first token: restore against recompute, by prefix length."""
+    report = run(
+        gpu=gpu,
+        lengths=parse_lengths(lengths, gpu=gpu),
+        rounds=rounds,
+        folder=folder,
+        model=None,
+    )
+    if out is not None:
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    Console().print(render(report))
+
+
+def main() -> None:
+    """Run as ``python -m kvhold.bench.ttft``."""
+    typer.run(_command)
