@@ -61,11 +61,13 @@ INTERRUPTED = """
 
     def strike():
         INSIDE.wait(30)
-        os.kill(os.getpid(), signal.SIGINT)
+        # To this thread: given to another one, a signal does not wake a loop that waits.
+        main = threading.main_thread().ident
+        signal.pthread_kill(main, signal.SIGINT)
         if {in_drain}:
             left.wait(30)
         for _ in range(strikes - 1):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGINT)
         GATE.set()
 
     def work():
