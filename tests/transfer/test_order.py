@@ -28,7 +28,7 @@ from transfer._order import (
     written,
 )
 from transfer._state import State
-from transfer._work import Copy, Launch
+from transfer._work import Copy, FileRead, Launch
 
 
 class Graph:
@@ -312,3 +312,10 @@ def test_markers_are_edges_like_others() -> None:
     first = rig.submit()
     marker = rig.ledger.mark(rig.lane, Fence(), [first])
     assert ordered({marker: None}, first)
+
+
+def test_a_read_into_a_part_of_a_block_leaves_the_rest_undefined() -> None:
+    block = Rig().pool.lease().handle
+    taint = written(Launch(nothing, writes=[block]))
+    assert overwritten(FileRead("a", block), taint) == NOTHING
+    assert overwritten(FileRead("a", block.span(0, 8)), taint) == taint
