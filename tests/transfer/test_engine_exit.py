@@ -61,9 +61,11 @@ INTERRUPTED = """
 
     def strike():
         INSIDE.wait(30)
-        # To this thread: given to another one, a signal does not wake a loop that waits.
+        # asyncio's runner has no wake-up descriptor: a signal between its last look and its wait
+        # is seen at the next event only, so there is one.
         main = threading.main_thread().ident
         signal.pthread_kill(main, signal.SIGINT)
+        engine._home.loop.post(int)
         if {in_drain}:
             left.wait(30)
         for _ in range(strikes - 1):
