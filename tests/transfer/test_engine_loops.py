@@ -255,15 +255,20 @@ def thread_name() -> str:
 
 @pytest.mark.anyio
 async def test_threads_are_named_bounded_and_gone() -> None:
+    others = set(threading.enumerate())
+
+    def threads() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t not in others and "kvhold-" in t.name]
+
     async with Engine(HostDevice(threads=2), FileDevice(threads=3)) as engine:
-        ours = [t for t in threading.enumerate() if t.name.startswith("kvhold-")]
+        ours = threads()
         names = ["kvhold-files-0", "kvhold-files-1", "kvhold-files-2", "kvhold-host-0"]
         assert sorted(t.name for t in ours) == [*names, "kvhold-host-1"]
         assert all(t.daemon for t in ours)
         for _ in range(100):
             engine.submit_nowait(Launch(lambda: None))
-        assert len([t for t in threading.enumerate() if t.name.startswith("kvhold-")]) == 5
-    assert not [t for t in threading.enumerate() if t.name.startswith("kvhold-")]
+        assert len(threads()) == 5
+    assert not threads()
 
 
 # Processes
