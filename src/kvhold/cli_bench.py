@@ -80,6 +80,19 @@ def store(
 
 
 @bench.command()
+def gpu(
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")],
+    only: Annotated[str, typer.Option(help="Parts to run, separated by commas.")] = "",
+    short: Annotated[bool, typer.Option("--short", help="Fewer sizes and rounds.")] = False,
+) -> None:
+    """The link to a GPU: copies of pages, latency, the value cast; JSON files go to a folder."""
+    from kvhold.bench.gpu import main as measure  # noqa: PLC0415 - seconds of import
+
+    with one_line():
+        measure(out, only=only, short=short)
+
+
+@bench.command()
 def ttft(
     *,
     gpu: Annotated[

@@ -6,6 +6,7 @@ compared with itself (A B A rounds), that is its noise; for others it is unknown
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -60,8 +61,12 @@ def leaves(found: Any, way: str = "") -> Iterator[tuple[str, float, tuple[float,
             for name, number, own in leaves(value, f"{way} / {key}" if way else key):
                 yield name, number, own or noise
     elif isinstance(found, list):
+        seen: Counter[str] = Counter()
         for number, value in enumerate(found):
-            yield from leaves(value, f"{way} / {_title(value, number)}")
+            title = _title(value, number)
+            seen[title] += 1
+            again = f" #{seen[title]}" if seen[title] > 1 else ""
+            yield from leaves(value, f"{way} / {title}{again}")
     elif isinstance(found, (int, float)) and not isinstance(found, bool):
         yield way, float(found), None
 
@@ -113,12 +118,17 @@ def _change(
 
 def differing(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
     """What of the conditions differs: figures of two machines say little about two versions."""
-    ours, theirs = (report.get("conditions", {}) for report in (before, after))
+    ours, theirs = _conditions(before), _conditions(after)
     return {
         key: (ours.get(key), theirs.get(key))
         for key in sorted({*ours, *theirs})
         if ours.get(key) != theirs.get(key)
     }
+
+
+def _conditions(report: Any) -> dict[str, Any]:
+    found = report.get("conditions") if isinstance(report, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def as_data(changes: Sequence[Change], conditions: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
