@@ -8,7 +8,7 @@ from rich.console import Console
 
 from kvhold.bench import store as bench
 from kvhold.bench.store import LAYOUT, THROUGH, Bare
-from tiers import Placement
+from tiers import PageLayout, Placement
 from tiers._form import Form
 
 
@@ -17,7 +17,7 @@ from tiers._form import Form
     [(LAYOUT, Placement.WHOLE_DISK), (LAYOUT, Placement.SPLIT), (THROUGH, Placement.WHOLE_DISK)],
 )
 def test_rounds_move_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: object, placement: Placement
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: PageLayout, placement: Placement
 ) -> None:
     monkeypatch.setattr(bench, "PAGES", 4)
     times = anyio.run(bench._files, tmp_path, layout, placement, 1)
@@ -36,7 +36,7 @@ def test_bare_threads_move_whole_files(tmp_path: Path) -> None:
 
 
 def test_a_small_index() -> None:
-    figures = bench.index(4096)
+    figures = bench.index(65536)  # enough for the resident set to show it
     assert figures["index memory (bytes per page)"] > 0
     assert 0 < figures["look-up in random order (us per page)"] < 100
     assert bench.hashing() > 0
