@@ -32,5 +32,5 @@ def refuse(message: str, *, code: int = 2) -> NoReturn:
     Raises:
         typer.Exit: always, with `code`.
     """
-    Console(stderr=True).print(f"[red]kvhold:[/red] {message}", highlight=False)
+    Console(stderr=True, soft_wrap=True).print(f"[red]kvhold:[/red] {message}", highlight=False)
     raise typer.Exit(code)

@@ -76,7 +76,7 @@ def _software() -> Iterable[Finding]:
 def _gpu() -> Iterable[Finding]:
     import torch  # noqa: PLC0415 - a second of import for this command only
 
-    yield Finding("torch", torch.__version__, "tensors, codec")
+    yield Finding("torch", str(torch.__version__), "tensors, codec")
     if not torch.cuda.is_available():
         yield Finding(
             "CUDA",
