@@ -27,7 +27,7 @@ comma := ,
 empty :=
 space := $(empty) $(empty)
 
-.PHONY: help setup demo test floors lint format campaign bench fuzz crosscheck docs coverage clean
+.PHONY: help setup demo smoke test floors lint format campaign bench fuzz crosscheck docs coverage clean
 
 help:
 	@echo "setup demo test floors lint format campaign bench fuzz crosscheck docs coverage clean"
@@ -72,6 +72,13 @@ campaign: setup
 	$(BIN)/python -m kvhold.campaigns --duration $(DURATION) --seed $(SEED)
 	$(BIN)/python -m kvhold.campaigns.store --duration $(DURATION) --seed $(SEED)
 	$(BIN)/python -m kvhold.campaigns.crash --kills $(KILLS) --seed $(SEED)
+
+# The campaigns and the fuzzer in their short form, for machines that check every change.
+smoke: setup
+	$(BIN)/python -m kvhold.campaigns --ci
+	$(BIN)/python -m kvhold.campaigns.store --duration 5
+	$(BIN)/python -m kvhold.campaigns.crash --kills 20
+	$(BIN)/python -m kvhold.fuzz --duration 5
 
 bench: setup
 	$(BIN)/python -m kvhold.bench
