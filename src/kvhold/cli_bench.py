@@ -116,8 +116,7 @@ def ttft(
     except ValueError as error:
         refuse(str(error))
     with one_line():
-        report = run(gpu=gpu, lengths=wanted, rounds=rounds, folder=folder, model=model)
-        _write(report, out)
+        report = run(gpu=gpu, lengths=wanted, rounds=rounds, folder=folder, model=model, out=out)
         if picture is not None:
             plots.ttft_picture(report, picture)
     show(report, render(report), as_json=as_json)

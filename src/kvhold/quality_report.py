@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,7 @@ def report_of(
     bootstrap = Bootstrap(documents, seed=seed)
     kl = {name: [d.kl for d in found.distances] for name, found in quality.found.items()}
     return {
+        "command": " ".join(["kvhold", *sys.argv[1:]]),
         "conditions": dict(conditions),
         "model": {"name": model.name, "revision": model.revision} | asdict(model.geometry),
         "settings": quality.settings,

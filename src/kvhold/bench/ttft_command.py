@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ GPU_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 def report_of(rig: Rig, placements: dict[str, Any], *, rounds: int) -> dict[str, Any]:
     """All figures as data; part of the command's contract."""
     return {
+        "command": " ".join(["kvhold", *sys.argv[1:]]),
         "conditions": conditions(),
         "model": {"name": rig.name},
         "rounds": rounds,
@@ -43,8 +45,17 @@ async def run_cpu(
     folder: Path,
     model: Path | None,
     progress: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """The packaged model, or another, on the CPU; all placements one after the other.
+
+    Args:
+        lengths: tokens of the prefixes, whole pages.
+        rounds: how many are counted.
+        folder: where files go.
+        model: folder of a model; the packaged one if None.
+        progress: called with the placement's name whenever a length of it is done.
+        keep: called with the report so far when a placement is done.
 
     Raises:
         ModelError: the model cannot be had, or does not take prefixes of that length.
@@ -65,11 +76,18 @@ async def run_cpu(
             points = await measure(rig, lengths, rounds=rounds, progress=step)
             placements[where.name] = as_data(points)
             report = report_of(rig, placements, rounds=rounds)
+        keep(report)
     return report
 
 
 def run(
-    *, gpu: bool, lengths: tuple[int, ...], rounds: int, folder: Path, model: Path | None
+    *,
+    gpu: bool,
+    lengths: tuple[int, ...],
+    rounds: int,
+    folder: Path,
+    model: Path | None,
+    out: Path | None,
 ) -> dict[str, Any]:
     """Measure on the CPU or on a GPU, with a bar for each placement on standard error.
 
@@ -79,7 +97,13 @@ def run(
         rounds: how many are counted.
         folder: where files go for the time being.
         model: folder of a model for the CPU; the packaged one if None.
+        out: JSON file for the figures, written whenever a placement is done.
     """
+
+    def keep(report: dict[str, Any]) -> None:
+        if out is not None:
+            out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as show:
         bars: dict[str, Any] = {}
@@ -93,12 +117,19 @@ def run(
             from kvhold.bench.ttft_gpu import run_gpu  # noqa: PLC0415 - only where there is one
 
             async def main() -> dict[str, Any]:
-                return await run_gpu(lengths, rounds=rounds, folder=folder, progress=step)
+                return await run_gpu(
+                    lengths, rounds=rounds, folder=folder, progress=step, keep=keep
+                )
         else:
 
             async def main() -> dict[str, Any]:
                 return await run_cpu(
-                    lengths, rounds=rounds, folder=folder, model=model, progress=step
+                    lengths,
+                    rounds=rounds,
+                    folder=folder,
+                    model=model,
+                    progress=step,
+                    keep=keep,
                 )
 
         return anyio.run(main)
@@ -137,9 +168,8 @@ def _command(
         rounds=rounds,
         folder=folder,
         model=None,
+        out=out,
     )
-    if out is not None:
-        out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     Console().print(render(report))
 
 

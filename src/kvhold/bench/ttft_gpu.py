@@ -211,6 +211,7 @@ async def run_gpu(
     rounds: int,
     folder: Path,
     progress: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None],
     layers: int = 32,
 ) -> dict[str, Any]:
     """All placements one after the other.
@@ -220,6 +221,7 @@ async def run_gpu(
         rounds: how many are counted.
         folder: where files go.
         progress: called with the placement's name whenever a length of it is done.
+        keep: called with the report so far when a placement is done.
         layers: of the model.
     """
     model = make_model(layers)
@@ -233,5 +235,7 @@ async def run_gpu(
             points = await measure(rig, lengths, rounds=rounds, progress=step)
             placements[name] = as_data(points)
             report = report_of(rig, placements, rounds=rounds)
+        report["gpu"] = torch.cuda.get_device_name(0)
+        keep(report)
         torch.cuda.empty_cache()
-    return report | {"gpu": torch.cuda.get_device_name(0)}
+    return report
