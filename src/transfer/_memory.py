@@ -100,7 +100,7 @@ class Pool:
         """Wrap memory that a host program owns.
 
         Args:
-            tensors: the memory of each extent by (name, layer), shape (blocks, *extent.shape);
+            tensors: the memory of each extent by (name, layer), shape ``(blocks, *extent.shape)``;
                 any strides that do not overlap.
             layout: what the program says of it: each extent in its own plane, in order, with the
                 strides in elements that the memory really has.
