@@ -77,7 +77,8 @@ class Book:
         self._lost = np.frombuffer(self.lost, dtype=np.int32)
         self.free: list[int] = [] if foreign else list(range(blocks - 1, -1, -1))
         self.unheld: dict[int, list[Callable[[], None]]] = {}
-        self._small: dict[int, Hold | list[Hold]] = {}
+        # By block id, a list: a look-up in it touches one place in memory, in a dict several.
+        self._small: list[Hold | list[Hold] | None] = [None] * blocks
         self._large: dict[Hold, None] = {}
 
     # Leases
@@ -143,7 +144,7 @@ class Book:
         busy = [int(i) for i in handle.ids if counts[i]]
         seen = set()
         for block_id in busy:
-            found = self._small.get(block_id, [])
+            found = self._small[block_id] or ()
             for hold in (found,) if isinstance(found, Hold) else reversed(found):
                 if (writing or hold.writing) and hold not in seen:
                     seen.add(hold)
@@ -170,7 +171,7 @@ class Book:
         """Live holds on any of `ids`, each once."""
         seen = set()
         for block_id in ids:
-            found = self._small.get(block_id, [])
+            found = self._small[block_id] or ()
             for hold in (found,) if isinstance(found, Hold) else found:
                 if hold not in seen:
                     seen.add(hold)
@@ -187,7 +188,9 @@ class Book:
             self.held[block_id] += 1
             if hold.writing:
                 self.writing[block_id] += 1
-            if self._small.setdefault(block_id, hold) is not hold:
+            if self._small[block_id] is None:
+                self._small[block_id] = hold
+            else:
                 self._note(hold, block_id)
             hold.live = True
             return
@@ -205,10 +208,12 @@ class Book:
     def _note(self, hold: Hold, block_id: int) -> None:
         # A bare hold where there is one, a list from two on: most blocks have one holder, and a
         # list for each would double what the garbage collector has to walk.
-        found = self._small.setdefault(block_id, hold)
-        if isinstance(found, list):
+        found = self._small[block_id]
+        if found is None:
+            self._small[block_id] = hold
+        elif isinstance(found, list):
             found.append(hold)
-        elif found is not hold:
+        else:
             self._small[block_id] = [found, hold]
 
     def end(self, hold: Hold) -> None:
@@ -223,7 +228,7 @@ class Book:
             return
         block_id = handle.id
         if self._small[block_id] is hold:
-            del self._small[block_id]
+            self._small[block_id] = None
         else:
             self._forget(hold, block_id)
         if hold.lost:
@@ -243,7 +248,7 @@ class Book:
         if isinstance(found, list) and len(found) > 1:
             found.remove(hold)
         else:
-            del self._small[block_id]
+            self._small[block_id] = None
 
     def _end_many(self, hold: Hold, handle: Blocks) -> None:
         ids = handle.ids
@@ -281,7 +286,7 @@ class Book:
     @property
     def idle(self) -> bool:
         """Whether no operation holds a block."""
-        return not self._small and not self._large
+        return not self._held.any()
 
     def holders(self, ids: Iterable[int] | None = None) -> list[object]:
         """The owners of the holds on `ids`, or on any block; each once."""
