@@ -76,7 +76,6 @@ campaign: setup
 # The campaigns and the fuzzer in their short form, for machines that check every change.
 smoke: setup
 	$(BIN)/python -m kvhold.campaigns --ci
-	$(BIN)/python -m kvhold.campaigns.store --duration 5
 	$(BIN)/python -m kvhold.campaigns.crash --kills 20
 	$(BIN)/python -m kvhold.fuzz --duration 5
 
