@@ -79,7 +79,8 @@ class Quality:
         equal: batches whose restored logits equal the never-offloaded ones in every bit.
         mutations: damages, and what they did.
         simulation: KL of restored K16/V8 from its dense simulation, which shares no code of pages
-            with it: float32 noise that tips some roundings over, far below the format's own.
+            with it. It is not 0: sums in another order tip some roundings over, and the deeper the
+            model, the more of them (docs/quality.md).
     """
 
     def __init__(
