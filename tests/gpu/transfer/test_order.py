@@ -3,7 +3,6 @@
 import threading
 from typing import Any
 
-import cuda.core
 import pytest
 import torch
 from tests.gpu.transfer.rig import cu, device, fill_host, host_bytes, layout, pools, sleep
@@ -103,7 +102,7 @@ async def test_order_before_holds_the_consumer_back(ordered: bool) -> None:
 
 
 async def test_streams_and_events_of_both_libraries() -> None:
-    core = cuda.core.Device(0)
+    core = pytest.importorskip("cuda.core").Device(0)
     core.set_current()
     with pools(2, 2, layout(1)) as (gpu, host):
         page, slot = gpu.lease().handle, host.lease().handle
