@@ -72,7 +72,7 @@ class Settings:
     seed: int = 7
     patience: float = 0.15
     slow: float = 0.3
-    late: int = 40
+    late: int = 18
     naive: bool = False
 
     @property
@@ -211,7 +211,7 @@ class Demo:
             useful = self._matching(store)
             self.report.kept = {"pages adopted": adopted, "pages of these documents": useful}
             if useful:
-                await self._round("files of an earlier run", engine, store)
+                await self._round("an earlier run's files", engine, store)
             await self._put_documents("storing whole pages", engine, store)
         self.report.notes.append(
             f"an earlier run left {adopted} whole pages, {useful} of these documents: used"

@@ -6,6 +6,7 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
@@ -111,23 +112,24 @@ class Report:
         return asdict(self) | {"wrong": self.wrong, "right": self.right}
 
 
-LEGEND: Final = (
-    "answers: with all of the prompt's pages from the tiers + some + none; pages: from the tiers; "
-    "tokens: computed;\nfirst: median time to the first token; wrong: other tokens than never "
-    "offloaded; bits: other logits"
-)
+LEGEND: Final = """\
+answers: with all of the prompt's pages from the tiers + some + none;
+pages: from the tiers; tokens: of prompts, computed; first: median milliseconds
+to the first token; all: seconds; wrong: other tokens than never offloaded;
+bits: other logits than never offloaded"""
 
 
 def render(report: Report) -> RenderableType:
     """One table for people, with what it needs to be understood."""
-    table = Table(title=f"kvhold demo: {report.model['name']}, engine: {report.engine}")
+    title = f"kvhold demo: {report.model['name']}, engine: {report.engine}"
+    table = Table(title=title, box=SIMPLE_HEAD)
     table.add_column("round", no_wrap=True)
     for heading in (
         "answers",
         "pages",
         "tokens",
-        "first, ms",
-        "all, s",
+        "first",
+        "all",
         "wrong",
         "bits",
     ):

@@ -66,7 +66,7 @@ async def test_every_answer_is_right_through_tiers_faults_and_a_restart(tmp_path
     second = await run(tmp_path, settings(seed=8))
     assert second.right, second.phases
     restarted = second.phases[1]
-    assert (restarted.name, restarted.restored) == ("files of an earlier run", 12)
+    assert (restarted.name, restarted.restored) == ("an earlier run's files", 12)
     assert second.kept["pages adopted"] == 6 * 8
     assert any("left 48 whole pages, 48 of these documents: used" in n for n in second.notes)
 
