@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvhold import _peer
-from kvhold.bench import codec, engine, lives, store, store_lmcache
+from kvhold.bench import codec, cuda_host, engine, lives, store, store_lmcache
 from kvhold.bench.pairs import conditions, plain, table_of
 
 if TYPE_CHECKING:
@@ -63,6 +63,14 @@ def measure_store(console: Console, rounds: int, folder: Path) -> dict[str, Any]
     return {"pairs": plain(pairs), "figures": figures}
 
 
+def measure_cuda_host(console: Console, rounds: int, folder: Path) -> dict[str, Any]:
+    """What a CUDA device costs the host, on a driver whose calls cost nothing."""
+    del folder
+    figures = cuda_host.figures(max(10, rounds * 400))
+    console.print(_figures("host side of a CUDA device, no GPU", figures))
+    return {"figures": figures}
+
+
 def main(
     out: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
     only: Annotated[
@@ -72,7 +80,12 @@ def main(
     folder: Annotated[Path, typer.Option(help="Where files are written.")] = Path(),
 ) -> None:
     """Measure, show, and keep the figures with the conditions they were taken under."""
-    parts = {"engine": measure_engine, "codec": measure_codec, "store": measure_store}
+    parts = {
+        "engine": measure_engine,
+        "codec": measure_codec,
+        "store": measure_store,
+        "cuda-host": measure_cuda_host,
+    }
     console = Console()
     report: dict[str, Any] = {"conditions": conditions(), "rounds": rounds}
     for name in only.split(","):
