@@ -203,6 +203,7 @@ class StoreMachine(RuleBasedStateMachine):
             hit.__exit__(None, None, None)
 
         async def end() -> None:
+            await self.store.drain()  # what was under way may still meet a fault
             self.store._core.removals.retry()
             await self.store.drain()
             for pool in [self.pool, *self.store.pools()]:

@@ -129,6 +129,26 @@ def _errors_are_fine() -> Any:
     return _replaced(Writes, "_written", written)
 
 
+def _freed_too_early() -> Any:
+    kept, freed = DiskTier.evict, DiskTier.freed
+
+    def evict(self: DiskTier, slot: Slot) -> Sequence[Work]:
+        works = kept(self, slot)
+        freed(self, slot)
+        return works
+
+    def late(self: DiskTier, slot: Slot) -> None:
+        if slot.residency is not Residency.ABSENT:
+            freed(self, slot)
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with _replaced(DiskTier, "evict", evict), _replaced(DiskTier, "freed", late):
+            yield
+
+    return both()
+
+
 STORE_BUGS: Final[dict[str, Callable[[], Any]]] = {
     "publish before the last write": _publish_early,
     "unlink by key": _unlink_by_key,
@@ -138,5 +158,6 @@ STORE_BUGS: Final[dict[str, Callable[[], Any]]] = {
     "mixed put ids": _mixed_puts,
     "stale generation publishes": _stale_publish,
     "write-behind counted as done on error": _errors_are_fine,
+    "bytes are free before the file is gone": _freed_too_early,
 }
 """Each makes a context manager that puts the fault in."""

@@ -25,7 +25,7 @@ def test_a_campaign_is_right_and_finds_every_bug() -> None:
     console = Console(record=True, width=120)
     show(report, console)
     assert report.right, console.export_text()
-    assert len(report.bugs) == 8
+    assert len(report.bugs) == 9
 
 
 def test_a_report_with_a_violation_is_not_right() -> None:
