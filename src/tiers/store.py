@@ -212,6 +212,7 @@ class KVStore:
         if core.form.host_names:
             for entry in list(core.index):
                 core.remove(entry)
+        core.removals.retry()  # a page that was removed must not come back with the next process
         strikes.append(await self._settle(self._deadline))
         if self._disk is not None:
             release_tier(core, self._disk)

@@ -246,7 +246,8 @@ class Rig:
             assert pool.counts().leased == 0
         entries = list(store.entries())
         assert all(entry.quiet and entry.flight is None for entry in entries)
-        assert sum(statistics.tenants.values()) == sum(entry.nbytes for entry in entries)
+        stuck = [removal.entry for removal in store._core.removals.stuck]
+        assert sum(statistics.tenants.values()) == sum(e.nbytes for e in [*entries, *stuck])
         disk = statistics.tiers.get("disk")
         if disk is not None and not statistics.stuck_removals:
             sizes = {path.name: path.stat().st_blocks * 512 for path in self.files()}
