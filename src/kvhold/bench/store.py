@@ -9,13 +9,10 @@ from __future__ import annotations
 import gc
 import itertools
 import mmap
-import os
 import random
 import statistics
 import tempfile
-import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +20,7 @@ import anyio
 from rich.table import Table
 
 from kvhold.bench.pairs import Pair, percentile
+from kvhold.bench.store_bare import THREADS, Bare, CodecAlone, Retired
 from tiers import (
     DiskTier,
     HostTier,
@@ -34,14 +32,14 @@ from tiers import (
     ScaleScope,
 )
 from tiers._form import Form
-from tiers._index import Entry, Index
 from tiers._residency import Residency
 from tiers._store_writes import Fill
 from transfer import Engine, FileDevice, HostDevice, HostPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
+    from tiers._index import Index
     from transfer import Blocks
 
 LAYOUT: Final = PageLayout(layers=16, page_size=16, kv_heads=8, head_dim=128, order=PageOrder.NHD)
@@ -58,62 +56,8 @@ THROUGH: Final = PageLayout(
 )
 """A page of about 1 MiB with values that are FP8 already."""
 PAGES: Final = 256
-THREADS: Final = 8
-
-
-@dataclass
-class Bare:
-    """Files of the same number and size, moved by threads that do nothing else.
-
-    Attributes:
-        folder: where.
-        nbytes: of each file.
-        pages: how many.
-    """
-
-    folder: Path
-    nbytes: int
-    pages: int
-
-    def __post_init__(self) -> None:
-        self._map = mmap.mmap(-1, self.nbytes * self.pages)
-        self._bytes = memoryview(self._map)
-        self._bytes[:] = b"\x5a" * len(self._bytes)
-
-    def write(self) -> float:
-        """Write every file by O_DIRECT; seconds."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT
-        return self._run(flags, os.pwritev)
-
-    def read(self) -> float:
-        """Read every file by O_DIRECT; seconds."""
-        return self._run(os.O_RDONLY | os.O_DIRECT, os.preadv)
-
-    def _run(self, flags: int, call: Callable[[int, Any, int], int]) -> float:
-        numbers = itertools.count()
-
-        def work() -> None:
-            while (number := next(numbers)) < self.pages:
-                fd = os.open(self.folder / f"bare-{number}", flags, 0o600)
-                view = self._bytes[number * self.nbytes : (number + 1) * self.nbytes]
-                if call(fd, [view], 0) != self.nbytes:
-                    raise OSError(f"a short count in file {number}")
-                os.close(fd)
-
-        threads = [threading.Thread(target=work) for _ in range(THREADS)]
-        begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return time.perf_counter() - begun
-
-    def close(self) -> None:
-        """Give memory and files back."""
-        self._bytes.release()
-        self._map.close()
-        for path in self.folder.glob("bare-*"):
-            path.unlink()
+UVLOOP: Final = {"use_uvloop": True}
+"""The loop that `EngineThread` takes as well."""
 
 
 def _noise(pages: Blocks) -> None:
@@ -139,80 +83,66 @@ async def _files(
     form = Form(layout, placement)
     pool = HostPool(layout, PAGES)
     host = HostTier.of(form.stored, form.host_names, blocks=PAGES) if form.host_names else None
+    disk = DiskTier(folder / "tier")
     provenance = Provenance(model="bench", revision="1", layout=layout)
-    bare = Bare(folder, form.file_bytes, PAGES)
+    retired = Retired(folder / "retired")
+    bare = Bare(folder, form.file_bytes, PAGES, retired)
     found: dict[str, list[tuple[float, float, float]]] = {"put": [], "fetch": []}
-    bound = 2 * PAGES * form.file_bytes
     async with Engine(HostDevice(), FileDevice(threads=THREADS)) as engine:
-        with pool.lease(PAGES) as pages:
+        with pool.lease(PAGES) as pages, CodecAlone(engine, form, pages) as codec:
             _noise(pages)
             async with KVStore(
                 engine,
                 layout=layout,
                 placement=placement,
                 host=host,
-                disk=DiskTier(folder / "tier"),
-                write_behind_bytes=bound,
+                disk=disk,
+                write_behind_bytes=2 * PAGES * form.file_bytes,
                 read_bytes=16 * form.file_bytes,
             ) as store:
                 await store.recovered()
                 for number in range(rounds + 1):
                     keys = provenance.keys([number] * (PAGES * layout.page_size), extra=b"")
                     gc.collect()
-                    before = await _theirs(engine, form, pages, bare, placement)
+                    before = await _theirs(codec.encode, bare.write, placement)
                     begun = time.perf_counter()
                     await (await store.put(keys, pages)).resident()
                     ours = time.perf_counter() - begun
-                    after = await _theirs(engine, form, pages, bare, placement)
+                    after = await _theirs(codec.encode, bare.write, placement)
                     found["put"].append((before, ours, after))
-                    before = bare.read()
+                    before = await _theirs(codec.decode, bare.read, placement)
                     begun = time.perf_counter()
                     with store.lookup(keys) as hit:
                         count = await store.fetch(hit, into=pages)
                     ours = time.perf_counter() - begun
                     if count != PAGES:
                         raise RuntimeError(f"{count} of {PAGES} pages came back")
-                    found["fetch"].append((before, ours, bare.read()))
+                    after = await _theirs(codec.decode, bare.read, placement)
+                    found["fetch"].append((before, ours, after))
+                    _retire(store, disk, retired)
                     store.remove(keys)
                     await store.drain()
     bare.close()
+    retired.close()
     pool.close()
     if host is not None:
         host.close()
     return {name: times[1:] for name, times in found.items()}
 
 
+def _retire(store: KVStore, disk: DiskTier, retired: Retired) -> None:
+    """Keep the inodes of the store's files, whose names are removed next."""
+    for entry in store.entries():
+        if entry.disk is not None:
+            retired.keep(disk.path(entry.disk))
+
+
 async def _theirs(
-    engine: Engine, form: Form, pages: Blocks, bare: Bare, placement: Placement
+    codec: Callable[[], Awaitable[float]], files: Callable[[], float], placement: Placement
 ) -> float:
-    """Bare threads; for the split placement, the encoder alone and then bare threads."""
-    if placement is not Placement.SPLIT:
-        return bare.write()
-    return await encode_alone(engine, form, pages) + bare.write()
-
-
-async def encode_alone(engine: Engine, form: Form, pages: Blocks) -> float:
-    """What the codec alone takes on the engine's workers, a page at a time; seconds."""
-    from tiers._form import dense, memory  # noqa: PLC0415 - inside of the store, for this alone
-    from transfer import BlockLayout, Launch  # noqa: PLC0415 - as above
-
-    places = dense(pages.pool.layout, form.layout, form.inputs) or {}
-    entry = Entry(bytes(32), bytes(32), bytes(16), tenant="", depth=0, used=0)
-    with (
-        HostPool(BlockLayout.raw(form.file_bytes), len(pages)) as pool,
-        pool.lease(len(pages)) as out,
-    ):
-        jobs = [
-            (memory(pages.pool, block.id, places, form.layout), form.outputs(target))
-            for block, target in zip(pages, out, strict=True)
-        ]
-        begun = time.perf_counter()
-        ops = [
-            await engine.submit(Launch(lambda s=s, i=i: form.encode(entry, s, i))) for s, i in jobs
-        ]
-        for op in ops:
-            await op.wait()
-        return time.perf_counter() - begun
+    """Bare threads; for the split placement, the codec alone and then bare threads."""
+    alone = await codec() if placement is Placement.SPLIT else 0.0
+    return alone + files()
 
 
 def _pair(name: str, times: list[tuple[float, float, float]], nbytes: int, target: float) -> Pair:
@@ -240,11 +170,15 @@ def files(rounds: int, folder: Path) -> list[Pair]:
         ("split", LAYOUT, Placement.SPLIT),
     ):
         with tempfile.TemporaryDirectory(dir=folder, prefix="kvhold-bench-") as name:
-            times = anyio.run(_files, Path(name), layout, placement, rounds)
+            times = anyio.run(_files, Path(name), layout, placement, rounds, backend_options=UVLOOP)
         nbytes = PAGES * Form(layout, placement).file_bytes
-        other = "encoder alone + bare threads" if placement is Placement.SPLIT else "bare threads"
-        pairs.append(_pair(f"put, {title} (against {other})", times["put"], nbytes, 0.9))
-        pairs.append(_pair(f"fetch, {title} (against bare threads)", times["fetch"], nbytes, 0.9))
+        alone = {"put": "", "fetch": ""}
+        if placement is Placement.SPLIT:
+            alone = {"put": "encoder alone + ", "fetch": "decoder alone + "}
+        pairs += [
+            _pair(f"{verb}, {title} (against {other}bare threads)", times[verb], nbytes, 0.9)
+            for verb, other in alone.items()
+        ]
     return pairs
 
 

@@ -136,7 +136,13 @@ async def _rounds(
 def lmcache(rounds: int, folder: Path, python: Path) -> list[Pair]:
     """Put and fetch against LMCache; its interpreter is `python`."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="kvhold-bench-") as name:
-        times = anyio.run(_rounds, [str(python), str(SCRIPT)], Path(name), rounds)
+        times = anyio.run(
+            _rounds,
+            [str(python), str(SCRIPT)],
+            Path(name),
+            rounds,
+            backend_options=bench.UVLOOP,
+        )
     nbytes = bench.PAGES * Form(bench.THROUGH, Placement.WHOLE_DISK).file_bytes
     return [
         bench._pair(f"{verb} (against LMCache, direct)", times[verb], nbytes, 1.0)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from kvhold.bench import store as bench
-from kvhold.bench.store import LAYOUT, THROUGH, Bare
+from kvhold.bench.store import LAYOUT, THROUGH
 from tiers import PageLayout, Placement
 from tiers._form import Form
 
@@ -26,16 +26,8 @@ def test_rounds_move_the_same_bytes(
     times = anyio.run(bench._files, tmp_path, layout, placement, 1)
     assert {name: len(rounds) for name, rounds in times.items()} == {"put": 1, "fetch": 1}
     assert all(seconds > 0 for rounds in times.values() for three in rounds for seconds in three)
-    assert list(tmp_path.glob("bare-*")) == []
-
-
-def test_bare_threads_move_whole_files(tmp_path: Path) -> None:
-    bare = Bare(tmp_path, 8192, 3)
-    assert bare.write() > 0
-    assert {path.stat().st_size for path in tmp_path.glob("bare-*")} == {8192}
-    assert bare.read() > 0
-    (tmp_path / "bare-1").write_bytes(bytes(4096))
-    bare.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["tier"]
+    assert [path for path in tmp_path.glob("tier/data/*/*") if path.suffix != ".whole"] == []
 
 
 def test_a_small_index() -> None:
