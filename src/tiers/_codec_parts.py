@@ -147,22 +147,36 @@ def bits_of(given: Memory, part: Component, *, write: bool = False) -> Bits:
 
 
 def _bits_of_tensor(tensor: torch.Tensor, part: Component) -> Bits:
-    import torch  # noqa: PLC0415 - whoever hands a tensor over has imported it
-
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype, signed, unsigned = _torch_dtypes(part.dtype)
     shape = tuple(tensor.shape)
-    single = tuple(n for a, n in zip(part.axes, part.shape, strict=False) if a != "P" or n > 1)
-    if dtype != part.dtype or tensor.device.type != "cpu" or shape not in {part.shape, single}:
+    if tensor.dtype != dtype or not tensor.is_cpu or shape not in _shapes(part):
+        found = str(tensor.dtype).removeprefix("torch.")
         raise LayoutMismatch(
-            f"{part.name}: found {dtype}{list(shape)} on {tensor.device}, expected "
+            f"{part.name}: found {found}{list(shape)} on {tensor.device}, expected "
             f"{part.dtype}{list(part.shape)} on cpu"
         )
-    size = DTYPES[part.dtype]
     own = tensor.detach() if tensor.requires_grad else tensor
-    plain = own.view(getattr(torch, _SIGNED[size])).numpy()
+    plain: Bits = own.view(signed).numpy()
     if shape != part.shape:
         plain = np.expand_dims(plain, part.axes.index("P"))
-    return plain.view(_UNSIGNED[size])
+    return plain.view(unsigned)
+
+
+@functools.cache
+def _torch_dtypes(name: str) -> tuple[Any, Any, Any]:
+    """A dtype of torch, the signed integers of its size, and numpy's unsigned ones."""
+    import torch  # noqa: PLC0415 - whoever hands a tensor over has imported it
+
+    size = DTYPES[name]
+    return getattr(torch, name), getattr(torch, _SIGNED[size]), _UNSIGNED[size]
+
+
+def _shapes(part: Component) -> tuple[tuple[int, ...], ...]:
+    """The shapes that a component's tensor may have: one page goes without its axis too."""
+    if "P" not in part.axes or part.shape[part.axes.index("P")] > 1:
+        return (part.shape,)
+    page = part.axes.index("P")
+    return part.shape, part.shape[:page] + part.shape[page + 1 :]
 
 
 def room(given: object, output: Output) -> memoryview:
@@ -227,8 +241,11 @@ def copy_bits(source: Bits, target: Bits, team: Team) -> None:
     """Copy an array into another of its shape, each with any strides."""
     if not source.size:
         return
+    parts = min(team.threads, source.nbytes // _COPY_SHARE)
+    if parts < 2:
+        np.copyto(target, source)
+        return
     kept = [False] * source.ndim
     (source, target), _ = merge_axes([source, target], kept)
-    parts = min(team.threads, source.nbytes // _COPY_SHARE)
     boxes = split_shape(source.shape, parts)
     team.run([functools.partial(np.copyto, target[box], source[box]) for box in boxes])

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, final
 
-from tiers._crc import crc32
+from tiers._crc import crc32, plain_crc32
 from tiers._errors import (
     ChecksumMismatch,
     ComponentMissing,
@@ -198,7 +197,7 @@ def seal_v1(header: V1Header, blob: memoryview, team: Team, *, packed: bytes | N
     head = header.pack() if packed is None else packed
     check("blob length", len(blob), len(head) + 4 + header.payload_bytes)
     payload = blob[len(head) + 4 :]
-    start = zlib.crc32(head) if header.raw_unit else 0
+    start = plain_crc32(head) if header.raw_unit else 0
     blob[: len(head)] = head
     struct.pack_into("<I", blob, len(head), crc32(payload, team, start=start))
 
@@ -230,7 +229,7 @@ class V1Blob:
         Raises:
             ChecksumMismatch: they have another.
         """
-        start = zlib.crc32(self.head) if self.header.raw_unit else 0
+        start = plain_crc32(self.head) if self.header.raw_unit else 0
         found = crc32(self.key, team, start=start)
         found = crc32(self.value, team, start=found)
         found = crc32(self.scale, team, start=found)

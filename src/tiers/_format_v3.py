@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import struct
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-from tiers._crc import crc32
+from tiers._crc import crc32, plain_crc32
 from tiers._errors import (
     ComponentMissing,
 )
@@ -244,7 +243,7 @@ def pack_header(plan: BlobPlan, identity: Identity, crcs: list[int]) -> bytes:
     struct.pack_into(IDENTITY, head, 64, identity.key, identity.provenance, identity.put)
     for index, (section, crc) in enumerate(zip(plan.sections, crcs, strict=True)):
         pack_section(head, SECTIONS_AT + index * SECTION_BYTES, section, crc)
-    struct.pack_into("<I", head, CRC_AT, zlib.crc32(memoryview(head)[:CRC_AT]))
+    struct.pack_into("<I", head, CRC_AT, plain_crc32(memoryview(head)[:CRC_AT]))
     return bytes(head)
 
 

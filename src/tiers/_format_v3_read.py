@@ -7,11 +7,10 @@ Python integers and every other word has to be the one that the plan gives.
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from tiers._crc import crc32
+from tiers._crc import crc32, plain_crc32
 from tiers._errors import (
     ChecksumMismatch,
     DtypeMismatch,
@@ -126,7 +125,7 @@ def parse_v3(
     plan = _parse_plan(head, length)
     crcs = {section.part.name: crc for section, crc in _parse_sections(head, plan)}
     _check_reserved(head, len(plan.sections))
-    found, stated = zlib.crc32(head[:CRC_AT]), unpack("<I", head, CRC_AT, "header CRC")[0]
+    found, stated = plain_crc32(head[:CRC_AT]), unpack("<I", head, CRC_AT, "header CRC")[0]
     check("header CRC", f"{found:08x}", f"{stated:08x}", ChecksumMismatch)
     header = V3Header(plan, _parse_identity(head), crcs)
     _check_asked(header, layout, pages, scheme, identity)

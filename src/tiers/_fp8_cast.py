@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TABLE: Final = 64 * 1024
 """Neighbouring values with one scale from which a table of its own pays for the scale."""
-SHARE: Final = 128 * 1024
+SHARE: Final = 512 * 1024
 """Values below which a further thread costs more than it gains."""
 
 

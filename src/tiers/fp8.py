@@ -57,6 +57,8 @@ NonFinite: TypeAlias = Literal["saturate", "refuse"]
 """What becomes of NaN and infinities: encoded as described above and counted, or refused."""
 
 _SMALLEST: Final = np.float32(2.0**-149)
+_MAGNITUDE: Final = {2: np.uint16(0x7FFF), 4: np.uint32(0x7FFF_FFFF)}
+"""Mask of all bits but the sign's, by bytes."""
 _PEAK_SHARE: Final = 2 * 1024 * 1024
 UNIT_SCALE_LIMIT: Final = 0.03
 """Relative RMS error up to which unit-scale codes pass; Gaussian values reach it at sigma 0.03."""
@@ -97,14 +99,30 @@ def find_scales(
         NonFiniteValue: with ``nonfinite="refuse"``; `scales` is then untouched.
     """
     (merged,), flags = merge_axes([values], kept)
+    return _find_merged(
+        merged, flags, scales, dtype=dtype, form=form, team=team, nonfinite=nonfinite
+    )
+
+
+def _find_merged(
+    values: Bits,
+    kept: tuple[bool, ...],
+    scales: npt.NDArray[np.float32],
+    *,
+    dtype: str,
+    form: Fp8Format,
+    team: Team,
+    nonfinite: NonFinite,
+) -> Counts:
+    """`find_scales` of values whose axes are merged."""
     infinity = INFINITY[dtype]
-    peaks = _peaks(merged, flags, team, infinity=None)
+    peaks = _peaks(values, kept, team, infinity=None)
     counts = Counts()
     if int(peaks.max(initial=0)) >= infinity:
-        counts = _count(merged, infinity)
+        counts = _count(values, infinity)
         if nonfinite == "refuse":
             raise NonFiniteValue(nan=counts.nan, infinite=counts.infinite)
-        peaks = _peaks(merged, flags, team, infinity=infinity)
+        peaks = _peaks(values, kept, team, infinity=infinity)
     found = magnitudes(peaks, dtype) / np.float32(form.largest)
     np.maximum(found, _SMALLEST, out=found)
     found[peaks == 0] = 1.0
@@ -126,13 +144,12 @@ def _peaks(values: Bits, kept: tuple[bool, ...], team: Team, *, infinity: int | 
 
     Magnitudes of floats are ordered as their bits are. With `infinity`, larger bits count as zero.
     """
+    parts = min(team.threads, values.size // _PEAK_SHARE)
+    if parts < 2:
+        return _peaks_of(values, kept, team, infinity=infinity)
     shape = tuple(n if keep else 1 for n, keep in zip(values.shape, kept, strict=True))
     out = np.zeros(shape, values.dtype)
-    if not values.size:
-        return out
-    boxes = split_shape(values.shape, min(team.threads, values.size // _PEAK_SHARE))
-    if len(boxes) == 1:
-        return _peaks_of(values, kept, team, infinity=infinity)
+    boxes = split_shape(values.shape, parts)
     tasks = [
         functools.partial(_peaks_of, values[box], kept, team, infinity=infinity) for box in boxes
     ]
@@ -145,7 +162,9 @@ def _peaks(values: Bits, kept: tuple[bool, ...], team: Team, *, infinity: int | 
 def _peaks_of(values: Bits, kept: tuple[bool, ...], team: Team, *, infinity: int | None) -> Bits:
     shape = tuple(n if keep else 1 for n, keep in zip(values.shape, kept, strict=True))
     out = np.zeros(shape, values.dtype)
-    mask = values.dtype.type(np.iinfo(values.dtype).max >> 1)
+    if not values.size:
+        return out
+    mask = _MAGNITUDE[values.itemsize]
     with team.workspace() as space:
         scratch = space.of(Scratch)
         room = scratch.narrow if values.itemsize == 2 else scratch.index.view(np.uint32)
@@ -164,7 +183,7 @@ def _peaks_of(values: Bits, kept: tuple[bool, ...], team: Team, *, infinity: int
 
 
 def _count(values: Bits, infinity: int) -> Counts:
-    mask = values.dtype.type(np.iinfo(values.dtype).max >> 1)
+    mask = _MAGNITUDE[values.itemsize]
     nan = infinite = 0
     for box in pieces(values.shape, WIDE):
         part = values[box] & mask
@@ -225,15 +244,15 @@ def cast_values(
     Raises:
         NonFiniteValue: with ``nonfinite="refuse"``; nothing is then written.
     """
-    count = math.prod(n for n, keep in zip(values.shape, kept, strict=True) if keep)
+    (values, codes), flags = merge_axes([values, codes], kept)
+    sizes = [n if keep else 1 for n, keep in zip(values.shape, flags, strict=True)]
     with team.workspace() as space:
-        scales = space.of(Scratch).scales(count)
-        counts = find_scales(
-            values, kept, scales, dtype=dtype, form=form, team=team, nonfinite=nonfinite
+        scales = space.of(Scratch).scales(math.prod(sizes))
+        counts = _find_merged(
+            values, flags, scales, dtype=dtype, form=form, team=team, nonfinite=nonfinite
         )
-        encode_values(
-            values, scales, kept, codes, dtype=dtype, form=form, team=team, nan=counts.nan > 0
-        )
+        nan = counts.nan > 0
+        encode(Job(values, codes, scales.reshape(sizes), flags, dtype, form, nan), team)
         store(scales)
     return counts
 
