@@ -45,12 +45,30 @@ def test_every_size_scope_form_and_direction_is_compared(
     monkeypatch.setattr(_peer, "SCRIPT", script)
     monkeypatch.setattr(bench, "build", lambda: Path(sys.executable))
     monkeypatch.setattr(bench, "BATCH", 1 << 16)
+    monkeypatch.setattr(bench, "LARGEST", 1 << 17)
     pairs = list(bench.against_lmcache(1, sizes=[1 << 16]))
-    assert len({pair.name for pair in pairs}) == len(pairs) == 8
-    assert all(pair.target == 1.0 and pair.met for pair in pairs)
+    assert len({pair.name for pair in pairs}) == len(pairs) == 10
+    assert [pair.target for pair in pairs] == [1.0] * 8 + [None] * 2
+    assert all(pair.met for pair in pairs)
+    assert [pair.name for pair in pairs if "after larger blocks" in pair.name] == [
+        "64 KiB K+V per tensor, after larger blocks, encode",
+        "64 KiB K+V per tensor, after larger blocks, decode",
+    ]
     assert all(pair.ours > pair.theirs for pair in pairs)
     assert bench.size_name(1 << 20) == "1 MiB"
     assert bench.size_name(1 << 16) == "64 KiB"
+
+
+def test_the_largest_block_has_none_larger_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text(SLOW, encoding="utf-8")
+    monkeypatch.setattr(_peer, "SCRIPT", script)
+    monkeypatch.setattr(bench, "build", lambda: Path(sys.executable))
+    monkeypatch.setattr(bench, "BATCH", 1 << 16)
+    monkeypatch.setattr(bench, "LARGEST", 1 << 16)
+    assert len(list(bench.against_lmcache(1, sizes=[1 << 16]))) == 8
 
 
 def test_the_cast_is_timed_in_every_scope() -> None:
