@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
+
+from kvhold._errors import UserError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,23 +46,34 @@ def build(environment: Path = ENVIRONMENT) -> Path:
     """Make the environment unless it is there; gives its interpreter.
 
     Raises:
-        subprocess.CalledProcessError: a step failed; pip has said why.
+        UserError: a step failed; pip has said why.
     """
     python = environment / "bin" / "python"
     stamp = environment / ".stamp"
     wanted = "\n".join((LMCACHE, *NEEDS))
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python.absolute()
-    _run(sys.executable, "-m", "venv", str(environment))
-    install = (str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check")
-    _run(*install, *NEEDS)
-    _run(*install, "--no-deps", LMCACHE)
-    stamp.write_text(wanted, encoding="utf-8")
+    is_new, done = not environment.exists(), False
+    try:
+        _run(sys.executable, "-m", "venv", str(environment))
+        install = (str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check")
+        _run(*install, *NEEDS)
+        _run(*install, "--no-deps", LMCACHE)
+        stamp.write_text(wanted, encoding="utf-8")
+        done = True
+    finally:
+        if is_new and not done:
+            shutil.rmtree(environment, ignore_errors=True)
     return python.absolute()
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True)  # noqa: S603 - our own interpreters
+    """Run a step; what it prints goes to standard error, as all progress does."""
+    status = subprocess.run(command, check=False, stdout=sys.stderr.fileno()).returncode  # noqa: S603 - our own interpreters
+    if status:
+        raise UserError(
+            f"no environment for {LMCACHE}: {' '.join(command[1:4])} ended with {status}"
+        )
 
 
 @final

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from kvhold import demo_faults as faults
+from kvhold._errors import UserError
+from kvhold._output import brief
 from kvhold.demo_report import Report, phase_of
 from kvhold.serving import Answer, Request, Server, Stepper
 from kvhold.serving_pages import PageRoom, cache_for, provenance_of
@@ -92,6 +94,9 @@ class Demo:
         settings: size and faults.
         progress: called with the round's name, steps done and steps in all.
 
+    Raises:
+        UserError: the requests are longer than the model takes.
+
     Attributes:
         report: what was found so far.
         opened: the folders below `folder` that this run has, or had.
@@ -113,6 +118,11 @@ class Demo:
         self._progress = progress
         self._requests = self._make_requests()
         longest = max(len(request.tokens) for request in self._requests) + settings.new
+        if longest > model.geometry.max_tokens:
+            raise UserError(
+                f"prefix, question and answer are {longest} tokens: {model.name} takes "
+                f"{model.geometry.max_tokens}"
+            )
         each = -(-longest // settings.page_size)
         self._cache = cache_for(
             model, pages=each * (settings.tasks + 1), page_size=settings.page_size
@@ -213,10 +223,11 @@ class Demo:
             if useful:
                 await self._round("an earlier run's files", engine, store)
             await self._put_documents("storing whole pages", engine, store)
+            kept = self._matching(store)
         self.report.notes.append(
             f"an earlier run left {adopted} whole pages, {useful} of these documents: used"
             if adopted
-            else "no whole pages of an earlier run: the next run finds this one's"
+            else f"no whole pages of an earlier run: the next run finds {kept} of this one"
         )
 
     def _matching(self, store: KVStore) -> int:
@@ -255,16 +266,18 @@ class Demo:
     async def _put_documents(self, name: str, engine: Engine, store: KVStore) -> None:
         """Compute each document's pages, store them, give them back poisoned."""
         server = self._server(engine, store)
-        refused = 0
+        refused: list[str] = []
         for number, document in enumerate(self._documents):
             self._progress(name, number, len(self._documents))
             try:
                 await server.keep(document)
             except PutFailed as error:
-                refused += len(error.pages)
+                refused += error.pages.values()
         self._progress(name, len(self._documents), len(self._documents))
         if refused:
-            self.report.notes.append(f"{name}: {refused} pages could not be stored; recomputed")
+            self.report.notes.append(
+                f"{name}: {len(refused)} pages could not be stored ({brief(refused[0])}); recomputed"
+            )
 
     # Faults
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from typing import TYPE_CHECKING
 
-import anyio
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvhold import plots
+from kvhold._errors import UserError
+from kvhold._output import check_writable, reason
 from kvhold.demo import OWN_FOLDERS, Demo, Settings
-from kvhold.demo_report import Report, render
+from kvhold.folders import check_own, made
+from kvhold.interrupts import Stop
 from kvhold.model import load
 from kvhold.model_text import articles, documents
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import RenderableType
     from rich.progress import TaskID
+
+    from kvhold.demo_report import Report
 
 
 class Rounds:
@@ -44,7 +46,9 @@ class Rounds:
         self.progress.update(self._bars[name], completed=done)
 
 
-def run_demo(settings: Settings, *, folder: Path, model: Path | None, text: Path | None) -> Report:
+def run_demo(
+    settings: Settings, *, folder: Path, model: Path | None, text: Path | None, picture: Path
+) -> Report:
     """Load everything, run all rounds, leave nothing behind but what a later run may use.
 
     Args:
@@ -52,36 +56,47 @@ def run_demo(settings: Settings, *, folder: Path, model: Path | None, text: Path
         folder: where files go; made if it is not there.
         model: folder of a model; the packaged one if None.
         text: documents, one a line; the packaged ones if None.
+        picture: a file that has to be writable afterwards.
 
     Raises:
-        ModelError: model or text cannot be had.
+        UserError: model or text cannot be had, or do not fit the settings.
         TierBusy: another run has the folder.
         OSError: the folder cannot be used.
     """
-    # Faults are the purpose here: the library's warnings about them would only tear the bars.
-    logging.getLogger("kvhold").addHandler(logging.NullHandler())
-    folder.mkdir(parents=True, exist_ok=True)
+    if settings.tokens % settings.chunk:
+        raise UserError(f"prefixes of {settings.tokens} tokens: expected multiples of 128")
+    texts = articles(text)
+    with made(folder):
+        check_writable(folder / "demo.png", picture)
+        for name in OWN_FOLDERS:
+            check_own(folder / name)
+        return _run(settings, folder, model, texts)
+
+
+def _run(settings: Settings, folder: Path, model: Path | None, texts: list[str]) -> Report:
     show = Rounds()
     with show.progress:
         show("loading the model", 0, 1)
         language = load(model, dtype=torch.bfloat16)
         show("loading the model", 1, 1)
-        texts = documents(
-            language, articles(text), tokens=settings.tokens, count=settings.documents
-        )
-        demo = Demo(language, texts, folder=folder, settings=settings, progress=show)
-        try:
-            return anyio.run(demo.run)
-        finally:
-            for name in OWN_FOLDERS & demo.opened:
-                shutil.rmtree(folder / name, ignore_errors=True)
+        wanted = documents(language, texts, tokens=settings.tokens, count=settings.documents)
+        with Stop() as stop:
+            demo = Demo(language, wanted, folder=folder, settings=settings, progress=show)
+            try:
+                return stop.run(demo.run)
+            finally:
+                for name in OWN_FOLDERS & demo.opened:
+                    shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def with_picture(report: Report, path: Path) -> RenderableType:
-    """Draw the picture; the report for people, which says where it is."""
-    if plots.available():
-        plots.demo_picture(report.as_json(), path)
-        report.notes.append(f"picture: {path}")
-    else:
+def with_picture(report: Report, path: Path) -> str | None:
+    """Draw the picture, and note in the report where it is; why there is none, where one was due."""
+    if not plots.available():
         report.notes.append("no picture: matplotlib is not installed (pip install 'kvhold[demo]')")
-    return render(report)
+        return None
+    try:
+        plots.demo_picture(report.as_json(), path)
+    except OSError as error:
+        return f"no picture: {reason(error)}"
+    report.notes.append(f"picture: {path}")
+    return None

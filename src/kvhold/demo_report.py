@@ -122,7 +122,7 @@ bits: other logits than never offloaded"""
 def render(report: Report) -> RenderableType:
     """One table for people, with what it needs to be understood."""
     title = f"kvhold demo: {report.model['name']}, engine: {report.engine}"
-    table = Table(title=title, box=SIMPLE_HEAD)
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("round", no_wrap=True)
     for heading in (
         "answers",

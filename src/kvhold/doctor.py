@@ -116,18 +116,37 @@ def _limits() -> Iterable[Finding]:
 
 
 def _disk(folder: Path) -> Finding:
-    space = shutil.disk_usage(folder).free / 2**30
-    where = f"{folder}, {space:.0f} GiB free"
+    where = str(folder)
     try:
-        with tempfile.NamedTemporaryFile(dir=folder) as file, mmap.mmap(-1, 4096) as page:
-            handle = os.open(file.name, os.O_WRONLY | os.O_DIRECT)
-            try:
-                os.pwrite(handle, page, 0)
-            finally:
-                os.close(handle)
+        where = f"{folder}, {shutil.disk_usage(folder).free / 2**30:.0f} GiB free"
+        file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115 - closed below
     except OSError as error:
-        return Finding("files", where, f"no O_DIRECT here ({error.strerror}): buffered", "note")
+        return Finding("files", where, f"cannot be written there: {error.strerror}", "bad")
+    with file:
+        try:
+            file.write(bytes(4096))
+            file.flush()
+        except OSError as error:
+            return Finding("files", where, f"cannot be written there: {error.strerror}", "bad")
+        try:
+            _write_direct(file.name)
+        except OSError as error:
+            return Finding("files", where, f"no O_DIRECT here ({error.strerror}): buffered", "note")
     return Finding("files", where, f"O_DIRECT, {FileDevice().threads} threads")
+
+
+def _write_direct(path: str) -> None:
+    """Write a page past the page cache.
+
+    Raises:
+        OSError: not here.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, 4096) as page:
+            os.pwrite(handle, page, 0)
+    finally:
+        os.close(handle)
 
 
 def examine(folder: Path) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections import deque
@@ -15,7 +16,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from kvhold._output import show
+from kvhold._output import refuse, show
 from tiers._errors import FormatError
 from tiers._team import Team
 from tiers.format import blob_version, open_v1, parse_v3
@@ -87,8 +88,12 @@ def inspect_file(path: Path) -> Report:
     """Look at one file, through the page cache.
 
     Raises:
-        OSError: it cannot be opened or mapped.
+        OSError: it cannot be opened or mapped, or is no file that has an end.
     """
+    if path.exists() and not path.is_file():
+        what = errno.EISDIR if path.is_dir() else errno.EINVAL
+        text = os.strerror(what) if path.is_dir() else "no regular file"
+        raise OSError(what, text, str(path))
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return inspect_bytes(memoryview(b""), str(path))
@@ -214,11 +219,20 @@ def render(report: Report) -> Group:
 
 
 def inspect(
-    files: Annotated[list[Path], typer.Argument(help="Blobs to look at.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Files to look at: .whole and .part of a folder, or blobs from elsewhere.",
+            show_default=False,
+        ),
+    ],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Say what blobs hold and whether they are valid. Exit 1 if one is refused, 2 if unreadable."""
+    """Say what files of stored pages (blobs) hold, and whether every check of them passes.
+
+    Exit 0 if all are valid, 1 if one is refused, 2 if one cannot be read.
+    """
     reports: list[Report] = []
     unreadable: list[dict[str, str]] = []
     for path in files:
@@ -227,8 +241,9 @@ def inspect(
         except OSError as error:
             unreadable.append({"file": str(path), "error": error.strerror or str(error)})
     shown: list[RenderableType] = [render(report) for report in reports]
-    shown += [escape(f"{one['file']}: {one['error']}") for one in unreadable]
     document = {"files": [report.as_json() for report in reports], "unreadable": unreadable}
     show(document, Group(*shown), as_json=as_json)
-    if unreadable or not all(report.valid for report in reports):
-        raise typer.Exit(2 if unreadable else 1)
+    if unreadable:
+        refuse("; ".join(f"{one['file']}: {one['error']}" for one in unreadable))
+    if not all(report.valid for report in reports):
+        raise typer.Exit(1)

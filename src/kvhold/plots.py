@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
+
+from kvhold._output import write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +23,17 @@ def _figure(columns: int) -> tuple[Figure, Sequence[Axes]]:
 
     figure = Figure(figsize=(5.2 * columns, 3.9), layout="constrained")
     return figure, [figure.add_subplot(1, columns, n + 1) for n in range(columns)]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a picture whole, or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    write(path, drawn.getvalue())
 
 
 def available() -> bool:
@@ -74,7 +88,7 @@ def demo_picture(report: Mapping[str, Any], path: Path) -> None:
     for axes in (left, right):
         axes.invert_yaxis()
     figure.suptitle(f"{report['model']['name']}, engine: {report['engine']}", fontsize=10)
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def quality_picture(report: Mapping[str, Any], path: Path) -> None:
@@ -111,7 +125,7 @@ def quality_picture(report: Mapping[str, Any], path: Path) -> None:
         f"{report['documents']} documents",
         fontsize=10,
     )
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def ttft_picture(report: Mapping[str, Any], path: Path) -> None:
@@ -149,7 +163,7 @@ def ttft_picture(report: Mapping[str, Any], path: Path) -> None:
         axes.grid(visible=True, alpha=0.3)
     left.legend(fontsize=7)
     figure.suptitle(report["model"]["name"], fontsize=10)
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def _drawn(figure: Mapping[str, float], *, flipped: bool) -> tuple[float, float, float]:

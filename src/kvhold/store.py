@@ -19,6 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from kvhold._output import refuse, show
+from kvhold.cli_errors import one_line
 from tiers._errors import FormatError, ProvenanceMismatch
 from tiers._folder import SHARDS, Name
 from tiers._team import Team
@@ -27,9 +28,17 @@ from tiers.format import HEADER_BYTES, parse_v3
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-store = typer.Typer(name="store", help="Look into a folder of a disk tier; nothing is changed.")
+store = typer.Typer(
+    name="store",
+    help="Look into a folder in which a store keeps pages, in use or not; nothing is changed.",
+    no_args_is_help=True,
+)
 
-Folder = Annotated[Path, typer.Argument(help="The folder.", show_default=False)]
+Folder = Annotated[
+    Path,
+    typer.Argument(help="The folder of a disk tier, as .kvhold/whole.", show_default=False),
+]
+Limit = Annotated[int, typer.Option(min=1, help="Files that are shown; --json has all of them.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 SHOWN: Final = 40
 
@@ -81,11 +90,27 @@ def live_writers(root: Path) -> set[bytes]:
     return found
 
 
+def _listed(shard: Path) -> list[Path]:
+    """Files of a shard, none if it was never made.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return sorted(shard.iterdir())
+    except FileNotFoundError:
+        return []
+
+
 def find(root: Path) -> Iterator[Found]:
-    """Every file of the tier, shard by shard."""
+    """Every file of the tier, shard by shard.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
     live = live_writers(root)
     for shard in SHARDS:
-        for path in sorted(root.joinpath("data", shard).glob("*")):
+        for path in _listed(root / "data" / shard):
             try:
                 stats = path.lstat()
             except FileNotFoundError:
@@ -139,9 +164,13 @@ def _open(root: Path) -> Path:
 
 
 @store.command()
-def ls(folder: Folder, *, limit: int = SHOWN, as_json: AsJson = False) -> None:
-    """List what is there: one line for each file, with what its header says."""
-    found = list(find(_open(folder)))
+def ls(folder: Folder, *, limit: Limit = SHOWN, as_json: AsJson = False) -> None:
+    """List what is there: one line for each file, with what its header says.
+
+    Exit 0, or 2 if the folder cannot be read.
+    """
+    with one_line():
+        found = list(find(_open(folder)))
     shown = found if as_json else found[:limit]
     table = Table(title=f"{folder}: {len(found)} files")
     for heading in ("key", "put", "what", "bytes", "holds"):
@@ -169,8 +198,12 @@ def ls(folder: Folder, *, limit: int = SHOWN, as_json: AsJson = False) -> None:
 
 @store.command()
 def verify(folder: Folder, *, as_json: AsJson = False) -> None:
-    """Read every published file and check every byte. Exit 1 if one is damaged."""
-    published = [f for f in find(_open(folder)) if f.name and not f.name.temporary]
+    """Read every published file and check every byte.
+
+    Exit 0 if all are right, 1 if one is damaged, 2 if the folder cannot be read.
+    """
+    with one_line():
+        published = [f for f in find(_open(folder)) if f.name and not f.name.temporary]
     damaged: dict[str, str] = {}
     nbytes = 0
     console = Console(stderr=True)
@@ -197,13 +230,18 @@ def verify(folder: Folder, *, as_json: AsJson = False) -> None:
 
 @store.command()
 def stats(folder: Folder, *, as_json: AsJson = False) -> None:
-    """Count what is there by what it is."""
+    """Count files and bytes by what they are: pages, values, leftovers of a crash.
+
+    Exit 0, or 2 if the folder cannot be read.
+    """
     root = _open(folder)
+    with one_line():
+        found = list(find(root))
     files: Counter[str] = Counter()
     allocated: Counter[str] = Counter()
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        for item in bar.track(find(root), description="counting"):
+        for item in bar.track(found, description="counting"):
             files[item.state] += 1
             allocated[item.state] += item.allocated
     aside = [path.lstat().st_blocks * 512 for path in root.joinpath("aside").glob("*")]

@@ -9,9 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from kvhold._errors import UserError
 from kvhold.cli import app
-from kvhold.cli_errors import INTERRUPTED, one_line
-from tiers import TierBusy
+from kvhold.cli_errors import one_line
+from kvhold.interrupts import Interrupted
+from tiers import PutFailed, TierBusy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +65,10 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         (OSError(28, "No space left on device"), "No space left on device", 2),
         (TierBusy("pid 7 writes there"), "another process has the folder", 2),
         (ExceptionGroup("tasks", [OSError(28, "No space left on device")]), "No space left", 2),
-        (KeyboardInterrupt(), "interrupted; nothing is left behind", INTERRUPTED),
+        (ExceptionGroup("tasks", [UserError("say it")]), "kvhold: say it", 2),
+        (PutFailed({3: "[Errno 28] No space left: '/x/y'"}), "1 pages could not be stored: No", 2),
+        (KeyboardInterrupt(), "interrupted; nothing is left behind", 130),
+        (Interrupted(15), "terminated; nothing is left behind", 143),
     ],
 )
 def test_what_users_can_put_right_is_one_line(

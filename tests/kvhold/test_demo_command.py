@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -18,7 +16,6 @@ from kvhold.cli import app
 from tiers import DiskTier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 RUNNER = CliRunner()
@@ -30,7 +27,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """A model and text, as options."""
     folder = tmp_path_factory.mktemp("given")
     model = tiny.folder(folder / "model")
-    text = tiny.text(folder / "text", documents=8, words=150)
+    text = tiny.text(folder / "text", documents=16, words=150)
     return ("--model", str(model), "--text", str(text))
 
 
@@ -51,9 +48,42 @@ def test_a_right_run_exits_0_and_keeps_what_a_restart_can_use(
     assert [phase["requests"] for phase in report["phases"]] == [4, 4, 4]
     assert left(folder) == {".whole", ".png", "lock"}
     assert {path.name for path in folder.iterdir()} == {"whole", "demo.png"}
-    again = json.loads(RUNNER.invoke(app, command).stdout)
-    assert again["kept"]["pages adopted"] == 2 * 4
-    assert len(again["phases"]) == 4
+    assert "no whole pages of an earlier run: the next run finds 8 of this one" in report["notes"]
+    again = RUNNER.invoke(app, command[:-1], env={"COLUMNS": "80"})
+    assert again.exit_code == 0, again.output
+    said = " ".join(again.stdout.split())
+    assert "an earlier run's files 4+0+0 16" in said
+    assert "an earlier run left 8 whole pages, 8 of these documents: used" in said
+    assert "12 answers" not in said
+    assert "16 answers, 0 wrong" in said
+
+
+def test_a_folder_of_somebody_else_stays_as_it_is(given: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "split").mkdir()
+    (tmp_path / "split" / "letters").write_text("mine")
+    shown = RUNNER.invoke(app, ["demo", *given, *SMALL, "--folder", str(tmp_path)])
+    assert shown.exit_code == 2
+    assert "split has letters, which is not kvhold's" in shown.stderr
+    assert (tmp_path / "split" / "letters").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["split"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tokens", "200"], "200 tokens: expected multiples of 128"),
+        (["--tokens", "1024"], "model takes 1024"),
+        (["--folder", "README.md"], "README.md: File exists"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_is_made(
+    given: tuple[str, ...], tmp_path: Path, options: list[str], said: str
+) -> None:
+    where = ["--folder", str(tmp_path / "folder")]
+    shown = RUNNER.invoke(app, ["demo", *given, "--documents", "1", *where, *options])
+    assert shown.exit_code == 2
+    assert said in " ".join(shown.stderr.split())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_another_run_has_is_one_line_and_stays_whole(
@@ -75,46 +105,6 @@ def test_too_little_text_is_one_line(given: tuple[str, ...], tmp_path: Path) -> 
     shown = RUNNER.invoke(app, command)
     assert shown.exit_code == 2
     assert "90 are wanted" in shown.stderr
-
-
-@pytest.fixture
-def running(given: tuple[str, ...], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process, with enough to do to be interrupted at it."""
-    code = "from kvhold.cli import main; main()"
-    options = ("--new", "200", "--documents", "4", "--folder", str(tmp_path / "folder"))
-    environment = {**os.environ, "COLUMNS": "200", "FORCE_COLOR": "1", "PYTHONPATH": "src"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "demo", *given, *SMALL, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
-
-
-def test_ctrl_c_leaves_no_value_file_no_lock_and_its_exit_code(
-    running: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    assert running.stderr is not None
-    seen = ""
-    while "the tiers" not in seen:
-        read = running.stderr.read(64)
-        assert read, f"it ended by itself: {seen[-500:]}"
-        seen += read
-    running.send_signal(signal.SIGINT)
-    _, rest = running.communicate(timeout=60)
-    assert running.returncode == 130, rest
-    assert "interrupted; nothing is left behind" in rest
-    assert "Traceback" not in rest
-    folder = tmp_path / "folder"
-    assert left(folder) <= {".whole", "lock"}
-    assert {path.name for path in folder.iterdir()} == {"whole"}
-    with (folder / "whole" / "lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_command_line_itself_imports_no_torch() -> None:

@@ -48,13 +48,20 @@ def test_nothing_collides_here() -> None:
 def test_a_folder_without_direct_io_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> int:
+    def refuse(_path: str) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("os.open", refuse)
+    monkeypatch.setattr("kvhold.doctor._write_direct", refuse)
     finding = doctor._disk(tmp_path)
     assert finding.verdict == "note"
     assert "buffered" in finding.use
+
+
+def test_a_folder_that_takes_no_file_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finding = doctor._disk(tmp_path / "file")
+    assert finding.verdict == "bad"
+    assert "cannot be written there: Not a directory" in finding.use
 
 
 def test_both_forms_say_the_same(tmp_path: Path) -> None:

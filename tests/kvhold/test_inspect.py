@@ -109,7 +109,9 @@ def test_one_bad_file_of_several(app: typer.Typer, tmp_path: Path) -> None:
         assert run(app, str(good), str(bad))[0] == 1
     code, output = run(app, str(good), str(tmp_path / "missing"), "--json")
     assert code == 2
-    assert json.loads(output)["unreadable"][0]["error"] == "No such file or directory"
+    assert "missing: No such file or directory" in output.splitlines()[-1]
+    said = output[: output.rindex("kvhold:")]
+    assert json.loads(said)["unreadable"][0]["error"] == "No such file or directory"
 
 
 def test_the_output_for_people_names_components(app: typer.Typer, tmp_path: Path) -> None:

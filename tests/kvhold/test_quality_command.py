@@ -47,7 +47,8 @@ def test_figures_go_where_they_are_wanted_and_no_file_stays(
         (["--dtype", "int3"], "dtype 'int3': expected float32 or bfloat16"),
         (["--documents", "6"], "6 documents in batches of 4"),
         (["--prefix", "100"], "prefixes of 100 tokens in pages of 32"),
-        (["--suffix", "5000"], "the text gives"),
+        (["--suffix", "5000"], "documents of 5257 tokens: model takes 1024"),
+        (["--documents", "40"], "the text gives"),
     ],
 )
 def test_sizes_that_do_not_fit_are_one_line(

@@ -10,11 +10,16 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import msgspec
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
+
+from kvhold._errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -46,6 +51,21 @@ class Change:
     verdict: Verdict
 
 
+def read(path: Path) -> Any:
+    """The figures in a file.
+
+    Raises:
+        UserError: it is no JSON, or nests deeper than any figures do.
+        OSError: it cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is no file of figures: it nests too deep") from error
+
+
 def leaves(found: Any, way: str = "") -> Iterator[tuple[str, float, tuple[float, float] | None]]:
     """Every number of a report with its name and its noise.
 
@@ -73,7 +93,9 @@ def leaves(found: Any, way: str = "") -> Iterator[tuple[str, float, tuple[float,
 
 def _noise(spread: Any) -> tuple[float, float] | None:
     """What an interleaved pair gave against itself, which lies around 1; other spreads are none."""
-    if isinstance(spread, list) and len(spread) == 2 and spread[0] <= 1 <= spread[1]:
+    if not isinstance(spread, list) or not all(isinstance(end, (int, float)) for end in spread):
+        return None
+    if len(spread) == 2 and spread[0] <= 1 <= spread[1]:
         return float(spread[0]), float(spread[1])
     return None
 
@@ -152,7 +174,7 @@ def render(
                 "" if change.noise is None else f"{change.noise[0]:.2f} to {change.noise[1]:.2f}"
             )
             table.add_row(
-                change.name,
+                escape(change.name),
                 f"{change.before:,.4g}",
                 f"{change.after:,.4g}",
                 "" if change.ratio is None else f"{change.ratio:.3f}",
@@ -161,7 +183,7 @@ def render(
             )
     counts = {v: sum(c.verdict == v for c in changes) for v in ("moved", "noise", "same")}
     lines: list[RenderableType] = [
-        f"taken under other conditions: {key}: {was} / {now}"
+        escape(f"taken under other conditions: {key}: {was} / {now}")
         for key, (was, now) in conditions.items()
     ]
     lines += [table, ", ".join(f"{count} {verdict}" for verdict, count in counts.items())]

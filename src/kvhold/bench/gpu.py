@@ -18,6 +18,8 @@ import msgspec
 import typer
 from rich.console import Console
 
+from kvhold._errors import UserError
+from kvhold._output import check_writable, write
 from kvhold.bench import gpu_cast, gpu_copy, gpu_latency, gpu_tune
 from kvhold.bench.gpu_rig import Settings
 from kvhold.bench.pairs import conditions
@@ -78,19 +80,40 @@ def run_part(name: str, folder: Path, *, short: bool) -> dict[str, Any]:
     return result
 
 
+def require() -> None:
+    """See to it that there is a GPU.
+
+    Raises:
+        UserError: there is none.
+    """
+    import torch  # noqa: PLC0415 - see `versions`
+
+    if not torch.cuda.is_available():
+        raise UserError("torch sees no CUDA device; kvhold doctor says more")
+
+
 def main(
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")],
-    only: Annotated[str, typer.Option(help="Parts to run, separated by commas.")] = "",
-    part: Annotated[str, typer.Option(help="Run this part here, in this process.")] = "",
-    short: Annotated[bool, typer.Option(help="Fewer sizes and rounds.")] = False,
-) -> None:
-    """Measure, show, and keep the figures with the conditions they were taken under."""
+    out: Path, *, only: str = "", short: bool = False, is_quiet: bool = False
+) -> dict[str, Any]:
+    """Measure, show, and keep the figures with the conditions they were taken under.
+
+    Args:
+        out: folder for the figures; made if it is not there.
+        only: parts to run, separated by commas; all if empty.
+        short: fewer sizes and rounds.
+        is_quiet: show on standard error instead of standard output.
+
+    Raises:
+        UserError: there is no such part.
+        OSError: the folder cannot be made or written.
+    """
+    wanted = only.split(",") if only else list(PARTS)
+    for name in wanted:
+        if name not in PARTS:
+            raise UserError(f"no part {name!r}: there are {', '.join(PARTS)}")
     out.mkdir(parents=True, exist_ok=True)
-    if part:
-        figures = PARTS[part][0](short, Settings.of(out))
-        (out / f"{part}.json").write_bytes(msgspec.json.encode(figures))
-        return
-    console = Console(width=160)
+    check_writable(out / "gpu.json")
+    console = Console(width=160, stderr=is_quiet)
     report: dict[str, Any] = {
         "command": " ".join(["python -m kvhold.bench.gpu", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -98,15 +121,29 @@ def main(
         "conditions": conditions(),
         "short": short,
     }
-    for name in only.split(",") if only else PARTS:
-        if name not in PARTS:
-            raise typer.BadParameter(f"{name!r}, expected some of {', '.join(PARTS)}")
+    for name in wanted:
         report[name] = found = run_part(name, out, short=short)
         console.print(f"[{name}] {found['seconds']} s {found.get('problem', '')}", markup=False)
         for line in found.get("figures", {}).get("lines", ()):
             console.print("  " + line, markup=False)
-        (out / "gpu.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+        write(out / "gpu.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
+    return report
+
+
+def command(
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")],
+    only: Annotated[str, typer.Option(help="Parts to run, separated by commas.")] = "",
+    part: Annotated[str, typer.Option(help="Run this part here, in this process.")] = "",
+    short: Annotated[bool, typer.Option(help="Fewer sizes and rounds.")] = False,
+) -> None:
+    """Measure the GPU part by part, or one part in this process."""
+    if not part:
+        main(out, only=only, short=short)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    figures = PARTS[part][0](short, Settings.of(out))
+    (out / f"{part}.json").write_bytes(msgspec.json.encode(figures))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(command)

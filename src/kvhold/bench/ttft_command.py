@@ -7,22 +7,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
-import msgspec
 import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvhold._errors import UserError
+from kvhold._output import as_json_text, check_writable, write
+from kvhold.bench.gpu import require
 from kvhold.bench.pairs import conditions
 from kvhold.bench.ttft import as_data, measure, render
+from kvhold.folders import scratch
+from kvhold.interrupts import Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from kvhold.bench.ttft import Rig
+    from kvhold.model import LanguageModel
 
 CPU_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+PAGE = 32
 GPU_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -39,39 +44,37 @@ def report_of(rig: Rig, placements: dict[str, Any], *, rounds: int) -> dict[str,
 
 
 async def run_cpu(
+    language: LanguageModel,
     lengths: tuple[int, ...],
     *,
     rounds: int,
     folder: Path,
-    model: Path | None,
     progress: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """The packaged model, or another, on the CPU; all placements one after the other.
+    """A model on the CPU; all placements one after the other.
 
     Args:
+        language: the model.
         lengths: tokens of the prefixes, whole pages.
         rounds: how many are counted.
         folder: where files go.
-        model: folder of a model; the packaged one if None.
         progress: called with the placement's name whenever a length of it is done.
         keep: called with the report so far when a placement is done.
 
     Raises:
-        ModelError: the model cannot be had, or does not take prefixes of that length.
+        UserError: the model does not take prefixes of that length.
         TierError, OSError: the folder cannot be used.
     """
     from kvhold.bench.ttft_cpu import PLACES, cpu_rig  # noqa: PLC0415 - transformers comes along
-    from kvhold.model import ModelError, load  # noqa: PLC0415 - as above
 
-    language = load(model, dtype=torch.bfloat16)
     most = language.geometry.max_tokens
     if max(lengths) > most:
-        raise ModelError(f"prefixes of {max(lengths)} tokens: {language.name} takes {most}")
+        raise UserError(f"prefixes of {max(lengths)} tokens: {language.name} takes {most}")
     placements: dict[str, Any] = {}
     report: dict[str, Any] = {}
     for where in PLACES:
-        async with cpu_rig(language, where, max(lengths), folder / "ttft") as rig:
+        async with cpu_rig(language, where, max(lengths), folder / "tier") as rig:
             step = partial(progress, where.name)
             points = await measure(rig, lengths, rounds=rounds, progress=step)
             placements[where.name] = as_data(points)
@@ -88,6 +91,7 @@ def run(
     folder: Path,
     model: Path | None,
     out: Path | None,
+    picture: Path | None = None,
 ) -> dict[str, Any]:
     """Measure on the CPU or on a GPU, with a bar for each placement on standard error.
 
@@ -98,11 +102,19 @@ def run(
         folder: where files go for the time being.
         model: folder of a model for the CPU; the packaged one if None.
         out: JSON file for the figures, written whenever a placement is done.
+        picture: a file that has to be writable afterwards.
+
+    Raises:
+        UserError: there is no such model, or no GPU.
+        TierError, OSError: the folder cannot be used, or an output not written.
     """
+    check_writable(out, picture)
+    if gpu:
+        require()
 
     def keep(report: dict[str, Any]) -> None:
         if out is not None:
-            out.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+            write(out, as_json_text(report))
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as show:
@@ -113,26 +125,26 @@ def run(
                 bars[name] = show.add_task(name, total=len(lengths))
             show.advance(bars[name])
 
-        if gpu:
-            from kvhold.bench.ttft_gpu import run_gpu  # noqa: PLC0415 - only where there is one
+        on = _on_gpu() if gpu else _on_cpu(model, show)
+        with Stop() as stop, scratch(folder, "ttft") as place:
+            return stop.run(
+                partial(on, lengths, rounds=rounds, folder=place, progress=step, keep=keep)
+            )
 
-            async def main() -> dict[str, Any]:
-                return await run_gpu(
-                    lengths, rounds=rounds, folder=folder, progress=step, keep=keep
-                )
-        else:
 
-            async def main() -> dict[str, Any]:
-                return await run_cpu(
-                    lengths,
-                    rounds=rounds,
-                    folder=folder,
-                    model=model,
-                    progress=step,
-                    keep=keep,
-                )
+def _on_cpu(folder: Path | None, show: Progress) -> Callable[..., Awaitable[dict[str, Any]]]:
+    from kvhold.model import load  # noqa: PLC0415 - transformers comes along
 
-        return anyio.run(main)
+    loading = show.add_task("loading the model", total=1)
+    language = load(folder, dtype=torch.bfloat16)
+    show.advance(loading)
+    return partial(run_cpu, language)
+
+
+def _on_gpu() -> Callable[..., Awaitable[dict[str, Any]]]:
+    from kvhold.bench.ttft_gpu import run_gpu  # noqa: PLC0415 - only where there is one
+
+    return run_gpu
 
 
 def parse_lengths(given: str, *, gpu: bool) -> tuple[int, ...]:
@@ -141,14 +153,12 @@ def parse_lengths(given: str, *, gpu: bool) -> tuple[int, ...]:
     Raises:
         ValueError: no numbers, or not whole pages.
     """
-    from kvhold.bench.ttft_cpu import PAGE  # noqa: PLC0415 - see above
-
     if not given:
         return GPU_LENGTHS if gpu else CPU_LENGTHS
-    lengths = tuple(int(part) for part in given.split(","))
-    if any(length < PAGE or length % PAGE for length in lengths):
-        raise ValueError(f"lengths {given}: expected multiples of {PAGE}")
-    return lengths
+    parts = [part.strip() for part in given.split(",")]
+    if any(not part.isdecimal() or int(part) < PAGE or int(part) % PAGE for part in parts):
+        raise ValueError(f"lengths {given!r}: expected multiples of {PAGE}, separated by commas")
+    return tuple(int(part) for part in parts)
 
 
 def _command(

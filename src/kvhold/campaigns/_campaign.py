@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ class Profile:
         real_share: one schedule of so many runs real threads, memory and files.
         bug_schedules: how many schedules a seeded bug may go uncaught.
         naive_schedules: how many schedules the naive control runs.
+        only: faults that the schedules inject; None for all. Bugs and control meet all of them.
     """
 
     duration: float | None = 60.0
@@ -35,6 +37,7 @@ class Profile:
     real_share: int = 8
     bug_schedules: int = 3000
     naive_schedules: int = 200
+    only: frozenset[Fault] | None = None
 
     @staticmethod
     def ci() -> Profile:
@@ -169,8 +172,8 @@ def campaign(
     with runner() as runs:
         _schedules(report, runs, profile, tell)
         for number, name in enumerate(SEEDED_BUGS):
-            tell(f"seeded bug: {name}", number / len(SEEDED_BUGS))
-            report.bugs.append(_bug(name, seed, runs, profile.bug_schedules))
+            watch = partial(tell, f"seeded bug: {name}", number / len(SEEDED_BUGS))
+            report.bugs.append(_bug(name, seed, runs, profile.bug_schedules, watch))
         for number in range(profile.naive_schedules):
             tell("naive control", number / profile.naive_schedules)
             outcome = runs.run(Schedule.drawn(seed + number, naive=True, deep=False))
@@ -189,20 +192,29 @@ def _schedules(
         by_time = 0.0 if profile.duration is None else report.seconds / max(profile.duration, 1e-9)
         by_count = 0.0 if profile.schedules is None else report.schedules / profile.schedules
         part = max(by_time, by_count)
-        tell("schedules", min(part, 1.0))
+        tell(_counts(report), min(part, 1.0))
         if part >= 1:
             return
         number = report.schedules
         real = number % profile.real_share == profile.real_share - 1
-        report.add(runs.run(Schedule.drawn(report.seed + number, real=real)))
+        schedule = Schedule.drawn(report.seed + number, real=real)
+        report.add(runs.run(schedule.limited_to(profile.only) if profile.only else schedule))
 
 
-def _bug(name: str, seed: int, runs: Runner, most: int) -> Caught:
+def _counts(report: Report) -> str:
+    """What was done so far, for people who watch."""
+    faults = sum(report.injected.values())
+    wrong = f", {len(report.failed)} WRONG" if report.failed else ""
+    return f"{report.schedules} schedules, {report.operations} operations, {faults} faults{wrong}"
+
+
+def _bug(name: str, seed: int, runs: Runner, most: int, watch: Callable[[], None]) -> Caught:
     """Put a bug in and run schedules until one fails that is right without it.
 
     The engine's own books are not looked at: bytes, outcomes and order must show it.
     """
     for number in range(most):
+        watch()
         schedule = Schedule.drawn(seed + number, deep=False)
         with SEEDED_BUGS[name]():
             outcome = runs.run(schedule)

@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from kvhold.campaigns._owner import Owner
@@ -79,6 +79,15 @@ class Schedule:
             naive=naive,
             deep=deep,
         )
+
+    def limited_to(self, faults: frozenset[Fault]) -> Schedule:
+        """The same with fewer kinds of faults, each as likely as before."""
+
+        def kept(plan: FaultPlan) -> FaultPlan:
+            rates = {fault: rate for fault, rate in plan.rates.items() if fault in faults}
+            return FaultPlan(plan.seed, rates=rates, at=plan.at)
+
+        return replace(self, plan=kept(self.plan), calls=kept(self.calls))
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer
 
+from kvhold._errors import UserError
 from kvhold.bench import gpu
 
 
@@ -23,7 +23,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
             raise subprocess.TimeoutExpired(command, options["timeout"])
         if name == "broken":
             return SimpleNamespace(returncode=1, stdout="", stderr="no such thing")
-        gpu.main(Path(command[command.index("--out") + 1]), part=name, short="--short" in command)
+        gpu.command(
+            Path(command[command.index("--out") + 1]), part=name, short="--short" in command
+        )
         return SimpleNamespace(returncode=0, stdout="", stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -49,5 +51,5 @@ def test_a_part_that_fails_costs_its_own_figures_only(
 
 
 def test_unknown_parts_are_named(here: None, tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match="'nothing', expected some of tune, table"):
+    with pytest.raises(UserError, match="'nothing': there are tune, table"):
         gpu.main(tmp_path, only="nothing")
