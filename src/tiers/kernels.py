@@ -17,7 +17,8 @@ from tiers._cast_shape import ROW, Shape
 from tiers._layout import KEY, VALUE, VALUE_SCALE, PageLayout, ScaleScope
 from transfer._errors import LayoutMismatch, WrongPool
 from transfer._extent import copy_runs
-from transfer._staging import COLUMNS, Pieces, Pipeline, SlotImage, Tiles, Uploaded, sides
+from transfer._pieces import Moves, SlotImage, consecutive, joined
+from transfer._staging import COLUMNS, Pipeline, Tiles, Uploaded, sides
 from transfer._work import HandleLike, Launch, handle_of
 from transfer.kernels import MOVERS
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transfer._extent import Int64Array
     from transfer._handle import Handle
     from transfer._memory import Pool
+    from transfer._pieces import Pieces
     from transfer._staging import LaunchKernel
 
 _SCOPES: Final = {
@@ -148,13 +150,13 @@ class CastTables:
 
         src = sides(source, runs.src_plane, runs.src_offset)
         dst = sides(target, runs.dst_plane, runs.dst_offset)
-        area = (self.key_image.place, np.full_like(runs.nbytes, self.step))
+        area = (self.key_image.place, np.full_like(runs.nbytes, self.key_image.step))
         staged = (src, area) if outward else (area, dst)
         self.keys = (Tiles.of(src, dst, runs.nbytes), Tiles.of(*staged, runs.nbytes))
         where = values.storage.planes[0]
         self.values = (
             self._value_rows(pages, where.address + places, where.stride),
-            self._value_rows(pages, self.key_image.step + self.value_image.place, self.step),
+            self._value_rows(pages, self.value_image.place, self.value_image.step),
         )
         self.key_words = max(len(tiles.rows) for tiles in self.keys) * COLUMNS
         self.given_at = self.key_words + self.layers * ROW
@@ -191,26 +193,31 @@ class CastPipeline(Pipeline):
         self.fixed_words = tables.fixed_words
         self.block_words = 3
         self.page_fragment = tables.page_fragment
+        self._starts = (consecutive(ids[1]), consecutive(ids[2]))
+
+    @property
+    def host_fragment(self) -> float:
+        """See `Pipeline.host_fragment`: of the first few blocks."""
         sample = self.pieces(0, 0, min(self.blocks, 8)).nbytes
-        self.host_fragment = float(sample.mean()) if len(sample) else 0.0
+        return float(sample.mean()) if len(sample) else 0.0
 
     def programs(self) -> tuple[Any, ...]:
         """See `Pipeline.programs`."""
         movers = sorted({(tiles.word, tiles.large) for tiles in self._tables.keys})
         return (*(MOVERS[key] for key in movers), self._tables.program)
 
-    def upload(self, first: int, count: int, *, staged: bool) -> Int64Array:
+    def fill(self, out: Int64Array, first: int, count: int, *, staged: bool) -> None:
         """Rows of keys, rows of values, scales that are given; ids of pages, keys and values."""
         tables = self._tables
-        out = np.zeros(self.fixed_words + 3 * count, dtype=np.int64)
-        keys = tables.keys[staged].rows.ravel()
+        keys = tables.keys[staged].words
         out[: len(keys)] = keys
         out[tables.key_words : tables.given_at] = tables.values[staged].ravel()
         if tables.given is not None:
             given = out[tables.given_at : self.fixed_words].view(np.float32)
             given[: tables.given.size] = tables.given.ravel()
-        out[self.fixed_words :] = self._ids[:, first : first + count].ravel()
-        return out
+        for number, ids in enumerate(self._ids):
+            at = self.fixed_words + number * count
+            out[at : at + count] = ids[first : first + count]
 
     def launch(
         self, run: LaunchKernel, tables: Uploaded, staging: int, first: int, count: int
@@ -239,7 +246,8 @@ class CastPipeline(Pipeline):
             count,
             pages,
             values,
-            staging,
+            # In an area the values of all blocks lie behind the keys of all of them.
+            staging + count * fixed.key_image.step if staging else 0,
             given,
             per_layer,
             per_head,
@@ -252,10 +260,31 @@ class CastPipeline(Pipeline):
         """See `Pipeline.pieces`."""
         fixed = self._tables
         part = self._ids[:, first : first + count]
-        keys = fixed.key_image.pieces(part[1], staging, self.step, outward=self.outward)
-        behind = staging + fixed.key_image.step
-        values = fixed.value_image.pieces(part[2], behind, self.step, outward=self.outward)
-        return Pieces(*(np.concatenate(pair) for pair in zip(keys, values, strict=True)))
+        step = fixed.key_image.step
+        keys = fixed.key_image.pieces(part[1], staging, step, outward=self.outward)
+        behind = staging + count * step
+        step = fixed.value_image.step
+        return joined(keys, fixed.value_image.pieces(part[2], behind, step, outward=self.outward))
+
+    def moves(self, staging: int, first: int, count: int, *, pitched: bool) -> Moves:
+        """See `Pipeline.moves`: the keys of all blocks, then the values of all blocks."""
+        fixed = self._tables
+        found = []
+        for ids, start, image, at in zip(
+            self._ids[1:],
+            self._starts,
+            (fixed.key_image, fixed.value_image),
+            (staging, staging + count * fixed.key_image.step),
+            strict=True,
+        ):
+            here = None if start is None else start + first
+            part = ids[first : first + count]
+            found.append(image.moves(part, here, at, outward=self.outward, pitched=pitched))
+        keys, values = found
+        many = values.many if keys.many is None else keys.many
+        if keys.many is not None and values.many is not None:
+            many = joined(keys.many, values.many)
+        return Moves(keys.few + values.few, keys.rows + values.rows, many)
 
 
 def _places(slots: Pool, layout: PageLayout, *, stored: bool) -> tuple[Int64Array, Int64Array]:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 from transfer._errors import TransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
+
+    from transfer._extent import Int64Array
+    from transfer._pieces import Rows
 
 STICKY: Final = frozenset({201, 214, 219, 220, 226, 700, 702, 704, 709, 710, 714})
 """Driver codes after which a context never works again, by ``cuda.h``: invalid context, ECC,
@@ -84,8 +86,12 @@ class Driver(Protocol):
         """A device attribute by the tail of its name, e.g. ``"MULTIPROCESSOR_COUNT"``."""
         ...
 
-    def stream(self) -> Any:
-        """Make a stream that does not synchronise with the legacy stream."""
+    def stream(self, *, urgent: bool = False) -> Any:
+        """Make a stream that does not synchronise with the legacy stream.
+
+        Args:
+            urgent: of the highest priority that there is.
+        """
         ...
 
     def stream_of(self, handle: int) -> Any:
@@ -136,9 +142,11 @@ class Driver(Protocol):
         """Copy bytes between any two places."""
         ...
 
-    def copy_batch(
-        self, dst: Sequence[int], src: Sequence[int], nbytes: Sequence[int], stream: Any
-    ) -> None:
+    def copy_rows(self, rows: Rows, stream: Any) -> None:
+        """Copy byte ranges at even distances in one call."""
+        ...
+
+    def copy_batch(self, dst: Int64Array, src: Int64Array, nbytes: Int64Array, stream: Any) -> None:
         """Copy many byte ranges in one call; sources are read in stream order."""
         ...
 

@@ -13,9 +13,11 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, final
 
 from transfer._cuda_api import CudaError, CudaMissing
+from transfer._cuda_bare import Batch, bind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from transfer._extent import Int64Array
+    from transfer._pieces import Rows
 
 _NOT_READY: Final = 600
 _ILLEGAL_ADDRESS: Final = 700
@@ -57,13 +59,16 @@ class CudaDriver:
 
     Args:
         ordinal: which of the visible GPUs.
+        bare: call the driver's entry points instead of the bindings where it matters; streams and
+            events are plain numbers then.
 
     Raises:
         CudaMissing: no such GPU, or no CUDA.
     """
 
-    def __init__(self, ordinal: int) -> None:
+    def __init__(self, ordinal: int, *, bare: bool = False) -> None:
         self.ordinal = ordinal
+        self._bare = False
         self._api = api = load()
         count = self._call("cuDeviceGetCount")
         if not 0 <= ordinal < count:
@@ -80,7 +85,16 @@ class CudaDriver:
         self._ok = api.CUresult.CUDA_SUCCESS
         self._record, self._query = api.cuEventRecord, api.cuEventQuery
         self._wait, self._copy = api.cuStreamWaitEvent, api.cuMemcpyAsync
+        self._sync = api.cuEventSynchronize
         self._current = api.cuCtxGetCurrent
+        self._exchange = api.cuThreadExchangeStreamCaptureMode
+        self._batch: Batch | None = None
+        self._bare = bare
+        if bare:
+            calls = bind(api)
+            self._record, self._query, self._sync = calls.record, calls.query, calls.sync
+            self._wait, self._copy = calls.wait, calls.copy
+            self._batch = Batch(calls.batch, int(self._attributes.getPtr()))
 
     def _call(self, name: str, *args: Any) -> Any:
         result = getattr(self._api, name)(*args)
@@ -89,7 +103,8 @@ class CudaDriver:
         return result[1] if len(result) == 2 else None
 
     def _fail(self, code: Any, name: str) -> None:
-        status, text = self._api.cuGetErrorName(code)
+        known = self._api.CUresult(code) if self._bare else code
+        status, text = self._api.cuGetErrorName(known)
         detail = text.decode() if not int(status) and isinstance(text, bytes) else ""
         raise CudaError(int(code), name, detail)
 
@@ -122,7 +137,14 @@ class CudaDriver:
     def adopt_thread(self) -> None:
         """See `Driver.adopt_thread`."""
         self._call("cuCtxSetCurrent", self._context)
-        self._call("cuThreadExchangeStreamCaptureMode", self._relaxed)
+        self.exchange(self._relaxed)
+
+    def exchange(self, mode: Any) -> Any:
+        """Set the calling thread's rules for captures of others; those that it had."""
+        code, before = self._exchange(mode)
+        if code != self._ok:
+            self._fail(code, "cuThreadExchangeStreamCaptureMode")
+        return before
 
     def attribute(self, name: str) -> int:
         """See `Driver.attribute`."""
@@ -135,14 +157,24 @@ class CudaDriver:
         raw: bytes = self._call("cuDeviceGetPCIBusId", 32, self._device)
         return raw.split(b"\0")[0].decode().lower()
 
-    def stream(self) -> Any:
+    def stream(self, *, urgent: bool = False) -> Any:
         """See `Driver.stream`."""
         flag = self._api.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return self._call("cuStreamCreateWithPriority", int(flag), 0)
+        priority = 0
+        if urgent:
+            # The smaller the number, the higher the priority.
+            code, _, priority = self._api.cuCtxGetStreamPriorityRange()
+            if int(code):
+                self._fail(code, "cuCtxGetStreamPriorityRange")
+        return self._handle(self._call("cuStreamCreateWithPriority", int(flag), int(priority)))
+
+    def _handle(self, made: Any) -> Any:
+        """A stream or event as the calls want it."""
+        return int(made) if self._bare else made
 
     def stream_of(self, handle: int) -> Any:
         """See `Driver.stream_of`."""
-        return self._api.CUstream(handle)
+        return handle if self._bare else self._api.CUstream(handle)
 
     def drop_stream(self, stream: Any) -> None:
         """See `Driver.drop_stream`."""
@@ -176,11 +208,11 @@ class CudaDriver:
         chosen = int(flags.CU_EVENT_DISABLE_TIMING)
         if blocking:
             chosen |= int(flags.CU_EVENT_BLOCKING_SYNC)
-        return self._call("cuEventCreate", chosen)
+        return self._handle(self._call("cuEventCreate", chosen))
 
     def event_of(self, handle: int) -> Any:
         """See `Driver.event_of`."""
-        return self._api.CUevent(handle)
+        return handle if self._bare else self._api.CUevent(handle)
 
     def drop_event(self, event: Any) -> None:
         """See `Driver.drop_event`."""
@@ -203,7 +235,9 @@ class CudaDriver:
 
     def sync(self, event: Any) -> None:
         """See `Driver.sync`; releases the interpreter lock."""
-        self._call("cuEventSynchronize", event)
+        (code,) = self._sync(event)
+        if code != self._ok:
+            self._fail(code, "cuEventSynchronize")
 
     def wait(self, stream: Any, event: Any) -> None:
         """See `Driver.wait`."""
@@ -217,16 +251,29 @@ class CudaDriver:
         if code != self._ok:
             self._fail(code, "cuMemcpyAsync")
 
-    def copy_batch(
-        self, dst: Sequence[int], src: Sequence[int], nbytes: Sequence[int], stream: Any
-    ) -> None:
-        """See `Driver.copy_batch`; the driver wants lists of its own pointer objects."""
+    def copy_rows(self, rows: Rows, stream: Any) -> None:
+        """See `Driver.copy_rows`: addresses of one space, so that the driver finds the way."""
+        api = self._api
+        what = api.CUDA_MEMCPY2D()
+        what.dstMemoryType = what.srcMemoryType = api.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        what.dstDevice, what.dstPitch = api.CUdeviceptr(rows.dst), rows.dst_step
+        what.srcDevice, what.srcPitch = api.CUdeviceptr(rows.src), rows.src_step
+        what.WidthInBytes, what.Height = rows.nbytes, rows.number
+        self._call("cuMemcpy2DAsync", what, stream)
+
+    def copy_batch(self, dst: Int64Array, src: Int64Array, nbytes: Int64Array, stream: Any) -> None:
+        """See `Driver.copy_batch`; the bindings want lists of their own pointer objects."""
+        if self._batch is not None:
+            (code,) = self._batch(dst, src, nbytes, stream)
+            if code != self._ok:
+                self._fail(code, "cuMemcpyBatchAsync")
+            return
         pointer = self._api.CUdeviceptr
         self._call(
             "cuMemcpyBatchAsync",
-            [pointer(at) for at in dst],
-            [pointer(at) for at in src],
-            list(nbytes),
+            list(map(pointer, dst.tolist())),
+            list(map(pointer, src.tolist())),
+            nbytes.tolist(),
             len(nbytes),
             [self._attributes],
             [0],
@@ -282,7 +329,10 @@ class _Context:
 
 @final
 class _Scope:
-    """A thread inside a context, with capture rules that let it query and record."""
+    """A thread inside a context, with capture rules that let it query and record.
+
+    Entered even where the context is current: a callable that is run inside may change that.
+    """
 
     __slots__ = ("_driver", "_mode")
 
@@ -293,8 +343,8 @@ class _Scope:
     def __enter__(self) -> None:
         driver = self._driver
         driver._call("cuCtxPushCurrent", driver._context)
-        self._mode = driver._call("cuThreadExchangeStreamCaptureMode", driver._relaxed)
+        self._mode = driver.exchange(driver._relaxed)
 
     def __exit__(self, *_: object) -> None:
-        self._driver._call("cuThreadExchangeStreamCaptureMode", self._mode)
+        self._driver.exchange(self._mode)
         self._driver._call("cuCtxPopCurrent")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
 
 from transfer._errors import CompletionLost, SubmitError
 
@@ -12,21 +15,64 @@ if TYPE_CHECKING:
 
     from transfer._cuda_watch import CudaFence
     from transfer._extent import Int64Array
+    from transfer._staging import Pipeline
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a device posts copies. Each of these can be measured against its default.
+
+    Attributes:
+        ahead: bytes that are queued of a copy before the call returns; the rest is posted by a
+            thread as the GPU gets ahead, and another direction need not wait for it. None for all
+            of them: a chain of copies is then one chain on the GPU.
+        urgent: whether kernels go on streams of the highest priority, to get their multiprocessors
+            at the next boundary of whatever else computes.
+        movers: streams of DMA copies for each direction, 1 or 2; with two, one chunk's copy need
+            not wait for the end of the one before it to be noted.
+        pitched: whether slots at even distances are moved by one strided copy.
+        bare: whether the driver is called through its own entry points instead of the bindings'
+            wrappers, which costs less for each call.
+    """
+
+    ahead: int | None = None
+    urgent: bool = False
+    movers: int = 1
+    pitched: bool = False
+    bare: bool = False
+
+    def __post_init__(self) -> None:
+        if self.movers not in {1, 2} or (self.ahead is not None and self.ahead < 1):
+            raise ValueError(f"{self!r}: expected 1 or 2 movers, and bytes ahead")
 
 
 class Scratch(NamedTuple):
-    """A small buffer that exists on both sides, for what kernels read."""
+    """A small buffer that exists on both sides, for what kernels read.
+
+    Attributes:
+        host: its address on the host.
+        device: its address on the GPU.
+        data: the host side, int64.
+    """
 
     host: int
     device: int
-    words: int
+    data: Int64Array
 
-    def fill(self, data: Int64Array) -> int:
-        """Write the host side; how many bytes to copy."""
-        if len(data) > self.words:
-            raise SubmitError(f"{len(data)} words of tables for a scratch of {self.words}")
-        ctypes.memmove(self.host, data.ctypes.data, data.nbytes)
-        return int(data.nbytes)
+    @classmethod
+    def at(cls, host: int, device: int, words: int) -> Scratch:
+        """A buffer of so many words at two addresses."""
+        raw = (ctypes.c_int64 * words).from_address(host)
+        return cls(host, device, np.ctypeslib.as_array(raw))
+
+    def fill(self, pipe: Pipeline, first: int, count: int, *, staged: bool) -> int:
+        """Write the tables of some blocks to the host side; how many bytes to copy."""
+        words = pipe.words(count)
+        if words > len(self.data):
+            raise SubmitError(f"{words} words of tables for a scratch of {len(self.data)}")
+        pipe.fill(self.data, first, count, staged=staged)
+        return 8 * words
 
 
 @final

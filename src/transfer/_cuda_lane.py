@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, final
 
 from transfer._cuda_api import CudaError
-from transfer._cuda_job import Job, Scratch, Slot
+from transfer._cuda_job import Job, Pace, Scratch, Slot
 from transfer._cuda_watch import Mark, Watch
 from transfer._errors import CompletionLost, SubmitError
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from transfer._cuda_api import Driver
     from transfer._cuda_watch import CudaFence, Signals
-    from transfer._extent import Int64Array
-    from transfer._staging import Pieces
+    from transfer._staging import Pipeline
 
 QUEUED: Final = 512
 """Commands queued on a lane, a good way below the 1000 or so at which the driver blocks."""
@@ -32,8 +31,6 @@ MARK_EVERY: Final = 128
 """Commands after which a long job gets a mark, so that the lane can be refilled."""
 FEW: Final = 4
 """Up to this many pieces are copied one by one, more by one batched call."""
-BATCH: Final = 512
-"""Pieces of one batched call."""
 
 
 @final
@@ -48,10 +45,13 @@ class Lane:
         scratch: bytes of a scratch buffer.
         scratches: how many.
         ends_with_moves: on which of the two streams each job ends.
+        pace: how copies are posted.
 
     Attributes:
         kernels: stream of kernels.
         moves: stream of DMA copies.
+        other: a second one, if there is.
+        pace: how copies are posted.
         area: bytes of a staging area.
         ends_with_moves: on which of the two each job ends.
         scratch_words: int64 words of a scratch buffer.
@@ -67,7 +67,9 @@ class Lane:
         scratch: int,
         scratches: int,
         ends_with_moves: bool,
+        pace: Pace = Pace(),  # noqa: B008 - frozen
     ) -> None:
+        self.pace = pace
         self.driver: Driver = signals.driver
         self.area = area
         self.ends_with_moves = ends_with_moves
@@ -76,11 +78,13 @@ class Lane:
         self._jobs: deque[Job] = deque()
         self._queued = 0
         self._unmarked = 0
+        self._ahead = 0
+        self._ahead_unmarked = 0
+        self._forked = False
         self._borrowed: list[Scratch] = []
         self._retired: list[Any] = []
         self._owed: list[CudaFence] = []
-        self.kernels = self.driver.stream()
-        self.moves = self.driver.stream()
+        self.kernels, self.moves, self.other = self._streams()
         self._memory = self.driver.allocate(max(area * areas, 16) + scratch * scratches)
         self._host = self.driver.allocate_host(scratch * scratches)
         self.slots = [
@@ -90,7 +94,7 @@ class Lane:
         base = self._memory + max(area * areas, 16)
         self.scratch_words = scratch // 8
         self._scratch = [
-            Scratch(self._host + i * scratch, base + i * scratch, scratch // 8)
+            Scratch.at(self._host + i * scratch, base + i * scratch, scratch // 8)
             for i in range(scratches)
         ]
         self._turn = 0
@@ -98,6 +102,12 @@ class Lane:
 
     def _make_event(self) -> Any:
         return self.driver.event(blocking=False)
+
+    def _streams(self) -> tuple[Any, Any, Any]:
+        """Fresh ones: of kernels, of moves, and the other one of moves."""
+        kernels = self.driver.stream(urgent=self.pace.urgent)
+        moves = self.driver.stream()
+        return kernels, moves, self.driver.stream() if self.pace.movers == 2 else None
 
     # Posting
 
@@ -175,7 +185,9 @@ class Lane:
                 self._pump()
 
     def _room(self) -> bool:
-        return self._queued < QUEUED and bool(self._scratch)
+        if self._queued >= QUEUED or not self._scratch:
+            return False
+        return self.pace.ahead is None or self._ahead < self.pace.ahead
 
     def _pump(self) -> None:
         while self._jobs and self._signals.poison is None:
@@ -196,7 +208,9 @@ class Lane:
                 continue
             self._queued += commands
             self._unmarked += commands
-            if self._unmarked >= MARK_EVERY:
+            if self._unmarked >= MARK_EVERY or (
+                self.pace.ahead is not None and 2 * self._ahead_unmarked >= self.pace.ahead
+            ):
                 self._refill()
 
     def _refill(self) -> None:
@@ -215,12 +229,18 @@ class Lane:
 
     def _mark(self, fence: CudaFence | None, error: Exception | None = None) -> Any:
         """An event behind everything that is queued, for the thread to wait for."""
-        if error is not None or self._owed:
-            self._gather()
-        event = self._signals.record(self._last())
+        everything = error is not None or bool(self._owed)
+        if self._forked and (everything or self.ends_with_moves):
+            self._join(self.moves, self.other)
+            self._forked = False
+        last = self.moves if self.ends_with_moves else self.kernels
+        if everything:
+            self._join(last, self.kernels if self.ends_with_moves else self.moves)
+        event = self._signals.record(last)
         if fence is not None:
             fence.event = event
         commands, self._unmarked = self._unmarked + 1, 0
+        nbytes, self._ahead_unmarked = self._ahead_unmarked, 0
         borrowed, self._borrowed = self._borrowed, []
         owed, self._owed = self._owed, []
         self._queued += 1
@@ -234,22 +254,12 @@ class Lane:
                 self._signals.signal(late)
             with self._lock:
                 self._queued -= commands
+                self._ahead -= nbytes
                 self._scratch.extend(borrowed)
                 self._pump()
 
         self.watch.put(Mark(event, reached))
         return event
-
-    def _last(self) -> Any:
-        """The stream on which everything of the lane ends."""
-        return self.moves if self.ends_with_moves else self.kernels
-
-    def _gather(self) -> None:
-        """Put the stream on which jobs end behind everything of the other one too."""
-        if self.ends_with_moves:
-            self.join_kernels()
-        else:
-            self.join_moves()
 
     def _fail(self, job: Job, error: CudaError | SubmitError) -> None:
         """Posting ended early; find out what that means for the blocks."""
@@ -292,11 +302,11 @@ class Lane:
 
     def _renew(self, quiet: Any) -> None:
         """Go on with fresh streams, behind the part that was posted on the old ones."""
-        kernels, moves = self.driver.stream(), self.driver.stream()
-        self.driver.wait(kernels, quiet)
-        self.driver.wait(moves, quiet)
-        self._retired += [self.kernels, self.moves]
-        self.kernels, self.moves = kernels, moves
+        fresh = self._streams()
+        for stream in fresh[: 1 + self.pace.movers]:
+            self.driver.wait(stream, quiet)
+        self._retired += [self.kernels, self.moves, self.other][: 1 + self.pace.movers]
+        self.kernels, self.moves, self.other = fresh
 
     # What steps are made of
 
@@ -309,19 +319,33 @@ class Lane:
                 waited += 1
         return waited
 
-    def borrow(self, data: Int64Array) -> int:
-        """Copy words to a scratch buffer that is the job's until its mark; the device address."""
+    def borrow(self, pipe: Pipeline, first: int, count: int, *, staged: bool) -> int:
+        """Copy tables to a scratch buffer that is the job's until its mark; the device address."""
         scratch = self._scratch.pop()
         self._borrowed.append(scratch)
-        self.driver.copy(scratch.device, scratch.host, scratch.fill(data), self.kernels)
+        nbytes = scratch.fill(pipe, first, count, staged=staged)
+        self.driver.copy(scratch.device, scratch.host, nbytes, self.kernels)
         return scratch.device
 
-    def show(self, data: Int64Array) -> int:
-        """Put words where kernels read them in host memory until the job's mark; the address."""
+    def show(self, pipe: Pipeline, first: int, count: int) -> int:
+        """Put tables where kernels read them in host memory until the job's mark; the address."""
         scratch = self._scratch.pop()
         self._borrowed.append(scratch)
-        scratch.fill(data)
+        scratch.fill(pipe, first, count, staged=False)
         return scratch.host
+
+    def mover(self, number: int) -> Any:
+        """The stream of moves for the chunk of that number; jobs end behind all of them."""
+        if self.other is None or number % 2 == 0:
+            return self.moves
+        # Said before anything is queued there.
+        self._forked = True
+        return self.other
+
+    def count(self, nbytes: int) -> None:
+        """Say that so many bytes were queued."""
+        self._ahead += nbytes
+        self._ahead_unmarked += nbytes
 
     def next_slot(self, writer: Any) -> Slot:
         """The next staging area, for a stream that will write to it."""
@@ -351,21 +375,6 @@ class Lane:
         self._signals.give_event(event)
         return 2
 
-    def move(self, job: Job, pieces: Pieces) -> int:
-        """Queue pieces on the stream of moves; how many commands that took."""
-        dst, src, nbytes = (part.tolist() for part in pieces)
-        if len(nbytes) <= FEW:
-            for target, source, size in zip(dst, src, nbytes, strict=True):
-                self.driver.copy(target, source, size, self.moves)
-                job.touched = True
-            return len(nbytes)
-        for start in range(0, len(nbytes), BATCH):
-            part = slice(start, start + BATCH)
-            # Said before: what a failing batch has posted is not known.
-            job.touched = True
-            self.driver.copy_batch(dst[part], src[part], nbytes[part], self.moves)
-        return -(-len(nbytes) // 8)
-
     # Ending
 
     @property
@@ -378,7 +387,8 @@ class Lane:
         for slot in self.slots:
             self.driver.drop_event(slot.filled)
             self.driver.drop_event(slot.free)
-        for stream in (self.kernels, self.moves, *self._retired):
-            self.driver.drop_stream(stream)
+        for stream in (self.kernels, self.moves, self.other, *self._retired):
+            if stream is not None:
+                self.driver.drop_stream(stream)
         self.driver.free(self._memory)
         self.driver.free_host(self._host)

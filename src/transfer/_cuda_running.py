@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from transfer._cuda_api import CudaError, Driver
-    from transfer._cuda_job import Job
+    from transfer._cuda_job import Job, Pace
     from transfer._cuda_kernels import Kernels
     from transfer._cuda_streams import Visitor
     from transfer._work import Launch
@@ -33,7 +33,10 @@ class Running:
         stopped: nothing new is accepted; what was posted still ends.
     """
 
-    def __init__(self, name: str, signals: Signals, kernels: Kernels, staging: int) -> None:
+    def __init__(
+        self, name: str, signals: Signals, kernels: Kernels, staging: int, pace: Pace
+    ) -> None:
+        self._pace = pace
         self.driver: Driver = signals.driver
         self.signals = signals
         self.kernels = kernels
@@ -55,6 +58,7 @@ class Running:
             scratch=SCRATCH,
             scratches=SCRATCHES,
             ends_with_moves=ends_with_moves,
+            pace=self._pace,
         )
 
     def lane(self, *, outward: bool) -> Lane:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from transfer._cuda_api import CudaError
-from transfer._staging import CopyPipeline, Pieces, Uploaded
+from transfer._cuda_lane import FEW
+from transfer._staging import CopyPipeline, Uploaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from transfer._cuda_job import Job
     from transfer._cuda_lane import Lane
+    from transfer._pieces import Moves, Pieces
     from transfer._staging import Pipeline
 
 RAMP: Final = 2 << 20
@@ -26,6 +28,8 @@ SINGLES: Final = 64
 """Pieces that a step copies one by one."""
 FRAGMENTS: Final = 2048
 """Fragments that are worked out at once."""
+BATCH: Final = 512
+"""Pieces of one batched call."""
 
 
 class Launcher(Protocol):
@@ -111,11 +115,40 @@ def singles(lane: Lane, job: Job, pipe: CopyPipeline) -> Iterator[int]:
     yield from _end_on_kernels(lane)
 
 
+def move(lane: Lane, job: Job, moves: Moves, stream: Any) -> int:
+    """Queue moves on a stream of moves; how many commands that took."""
+    driver = lane.driver
+    for piece in moves.few:
+        driver.copy(*piece, stream)
+        job.touched = True
+    for rows in moves.rows:
+        driver.copy_rows(rows, stream)
+        job.touched = True
+    taken = len(moves.few) + len(moves.rows)
+    return taken if moves.many is None else taken + _many(lane, job, moves.many, stream)
+
+
+def _many(lane: Lane, job: Job, pieces: Pieces, stream: Any) -> int:
+    dst, src, nbytes = pieces
+    count = len(nbytes)
+    if count <= FEW:
+        for piece in zip(dst.tolist(), src.tolist(), nbytes.tolist(), strict=True):
+            lane.driver.copy(*piece, stream)
+            job.touched = True
+        return count
+    for start in range(0, count, BATCH):
+        part = slice(start, start + BATCH)
+        # Said before: what a failing batch has posted is not known.
+        job.touched = True
+        lane.driver.copy_batch(dst[part], src[part], nbytes[part], stream)
+    return -(-count // 8)
+
+
 def batches(lane: Lane, job: Job, pipe: CopyPipeline) -> Iterator[int]:
     """Batched driver copies of fragments."""
     entered = lane.enter(job, lane.moves)
     for pieces in _fragments(pipe):
-        yield entered + lane.move(job, pieces)
+        yield entered + _many(lane, job, pieces, lane.moves)
         entered = 0
     yield from _end_on_kernels(lane)
 
@@ -147,10 +180,12 @@ def staged_out(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[i
     if tools.mapped and pipe.direct and lane.resting and len(sizes) > 1 and sizes[0] <= most:
         first = sizes.pop(0)
         entered += lane.enter(job, lane.moves)
-        tables = Uploaded(lane.show(pipe.upload(0, first, staged=False)), 0, first)
+        tables = Uploaded(lane.show(pipe, 0, first), 0, first)
         pipe.launch(_starter(tools, job, lane.moves, tools.units), tables, 0, 0, first)
+        lane.count(first * pipe.step)
         yield entered + 1
         entered, units = 0, tools.units
+    pitched, number = lane.pace.pitched, 0
     for count in sizes:
         for part in _parts(first, count, most):
             if part[0] + part[1] > loaded.first + loaded.blocks:
@@ -158,10 +193,12 @@ def staged_out(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[i
             slot = lane.next_slot(lane.kernels)
             run = _starter(tools, job, lane.kernels, units)
             pipe.launch(run, loaded, slot.address, *part)
+            stream, number = lane.mover(number), number + 1
             lane.driver.record(slot.filled, lane.kernels)
-            lane.driver.wait(lane.moves, slot.filled)
-            moved = lane.move(job, pipe.pieces(slot.address, *part))
-            lane.release(slot, lane.moves)
+            lane.driver.wait(stream, slot.filled)
+            moved = move(lane, job, pipe.moves(slot.address, *part, pitched=pitched), stream)
+            lane.release(slot, stream)
+            lane.count(part[1] * pipe.step)
             yield entered + moved + 6
             entered, units = 0, tools.units
         first += count
@@ -169,23 +206,28 @@ def staged_out(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[i
 
 def staged_in(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[int]:
     """The DMA engine fills staging; kernels scatter the chunk before meanwhile."""
-    entered = lane.enter(job, lane.moves)
     most = portion(pipe, lane)
-    first = 0
+    first = entered = 0
     loaded = Uploaded(0, 0, 0)
+    pitched, number = lane.pace.pitched, 0
     for count in chunks(pipe.blocks, pipe.step, lane.area, outward=False):
         for part in _parts(first, count, most):
-            slot = lane.next_slot(lane.moves)
-            moved = lane.move(job, pipe.pieces(slot.address, *part))
+            stream = lane.mover(number)
+            if number < lane.pace.movers:
+                entered += lane.enter(job, stream)
+            number += 1
+            slot = lane.next_slot(stream)
+            moved = move(lane, job, pipe.moves(slot.address, *part, pitched=pitched), stream)
             # Behind the first move: the link works while the tables are made.
             if part[0] + part[1] > loaded.first + loaded.blocks:
                 loaded = _upload(lane, pipe, part[0], min(most, pipe.blocks - part[0]), staged=True)
-            lane.driver.record(slot.filled, lane.moves)
+            lane.driver.record(slot.filled, stream)
             lane.driver.wait(lane.kernels, slot.filled)
             last = part[0] + part[1] == pipe.blocks
             units = tools.burst if last else tools.units
             pipe.launch(_starter(tools, job, lane.kernels, units), loaded, slot.address, *part)
             lane.release(slot, lane.kernels)
+            lane.count(part[1] * pipe.step)
             yield entered + moved + 6
             entered = 0
         first += count
@@ -198,8 +240,7 @@ def direct(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[int]:
     shown = tools.mapped and lane.area > 0 and pipe.nbytes <= SHORT
     for first, count in _parts(0, pipe.blocks, portion(pipe, lane)):
         if shown:
-            tables = pipe.upload(first, count, staged=False)
-            loaded = Uploaded(lane.show(tables), first, count)
+            loaded = Uploaded(lane.show(pipe, first, count), first, count)
         else:
             loaded = _upload(lane, pipe, first, count, staged=False)
         run = _starter(tools, job, lane.kernels, tools.units)
@@ -215,4 +256,4 @@ def _parts(first: int, count: int, most: int) -> list[tuple[int, int]]:
 
 
 def _upload(lane: Lane, pipe: Pipeline, first: int, count: int, *, staged: bool) -> Uploaded:
-    return Uploaded(lane.borrow(pipe.upload(first, count, staged=staged)), first, count)
+    return Uploaded(lane.borrow(pipe, first, count, staged=staged), first, count)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 
 from transfer._errors import BadWork
+from transfer._pieces import Moves, Pieces, SlotImage, consecutive, merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,14 +46,6 @@ class Uploaded(NamedTuple):
     blocks: int
 
 
-class Pieces(NamedTuple):
-    """Byte ranges for the DMA engine; int64 arrays of equal length."""
-
-    dst: Int64Array
-    src: Int64Array
-    nbytes: Int64Array
-
-
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
@@ -68,6 +61,11 @@ class Tiles:
     rows: Int64Array
     word: int
     large: bool
+
+    @property
+    def words(self) -> Int64Array:
+        """The rows, one after the other."""
+        return self.rows.reshape(-1)
 
     @classmethod
     def of(
@@ -95,23 +93,6 @@ class Tiles:
         return cls(np.stack(columns, axis=1).astype(np.int64), word, large)
 
 
-def merge(pieces: Pieces, cut: Int64Array | None = None) -> Pieces:
-    """Join pieces that continue each other on both sides.
-
-    Args:
-        pieces: in order.
-        cut: a number for each; pieces with different ones are not joined.
-    """
-    dst, src, nbytes = pieces
-    if len(nbytes) < 2:
-        return pieces
-    joined = (dst[:-1] + nbytes[:-1] == dst[1:]) & (src[:-1] + nbytes[:-1] == src[1:])
-    if cut is not None:
-        joined &= cut[:-1] == cut[1:]
-    first = np.flatnonzero(np.concatenate(([True], ~joined)))
-    return Pieces(dst[first], src[first], np.add.reduceat(nbytes, first))
-
-
 def _ids(handle: Handle) -> Int64Array:
     return np.asarray(handle.ids, dtype=np.int64)
 
@@ -129,7 +110,6 @@ class Pipeline:
         nbytes: bytes that cross the link.
         fixed_words: int64 words of `upload` that do not grow with the blocks.
         block_words: int64 words of `upload` for each block.
-        host_fragment: mean bytes of a piece.
         page_fragment: mean bytes of a run on the pages' side.
         direct: whether the kernels can also do without staging.
     """
@@ -140,7 +120,6 @@ class Pipeline:
     nbytes: int
     fixed_words: int
     block_words: int
-    host_fragment: float
     page_fragment: float
     direct: bool = True
 
@@ -152,9 +131,24 @@ class Pipeline:
         """The kernels that `launch` uses, so that they can be loaded beforehand."""
         raise NotImplementedError
 
-    def upload(self, first: int, count: int, *, staged: bool) -> Int64Array:
-        """What the kernels read for blocks `first` to ``first + count``."""
+    @property
+    def host_fragment(self) -> float:
+        """Mean bytes of a piece."""
         raise NotImplementedError
+
+    def words(self, count: int) -> int:
+        """Words that `fill` writes for some blocks."""
+        return self.fixed_words + self.block_words * count
+
+    def fill(self, out: Int64Array, first: int, count: int, *, staged: bool) -> None:
+        """Write what the kernels read for blocks `first` to ``first + count``."""
+        raise NotImplementedError
+
+    def upload(self, first: int, count: int, *, staged: bool) -> Int64Array:
+        """The same as an array of its own."""
+        out = np.zeros(self.words(count), dtype=np.int64)
+        self.fill(out, first, count, staged=staged)
+        return out
 
     def launch(
         self, run: LaunchKernel, tables: Uploaded, staging: int, first: int, count: int
@@ -174,67 +168,10 @@ class Pipeline:
         """What the DMA engine moves for some blocks, one side being the staging area."""
         raise NotImplementedError
 
-
-@final
-class SlotImage:
-    """How some byte runs of a slot lie in a staging area: as in the slot, less what lies before.
-
-    Args:
-        host: pool of the slots.
-        offset: where each run starts in its slot.
-        nbytes: length of each run.
-
-    Attributes:
-        place: where each run starts in the staging area of its block.
-        step: bytes of a block in the staging area.
-    """
-
-    def __init__(self, host: Pool, offset: Int64Array, nbytes: Int64Array) -> None:
-        low = int(offset.min()) // 16 * 16 if len(offset) else 0
-        end = int((offset + nbytes).max(initial=low))
-        self.step = max(16, -(-(end - low) // 16) * 16)
-        self.place: Int64Array = offset - low
-        order = np.argsort(offset, kind="stable")
-        segments = merge(Pieces(offset[order], offset[order], nbytes[order]))
-        self._at = segments.dst
-        self._place = segments.dst - low
-        self._nbytes = segments.nbytes
-        plane = host.storage.planes[0]
-        self._host_at, self._host_step = plane.address, plane.stride
-        self._cut = int(getattr(host.storage, "registration_bytes", 0))
-        self.segments = len(segments.nbytes)
-        self._bytes = int(nbytes.sum())
-        # Whether slots that follow one another are one run of bytes, in staging too.
-        self._solid = self.segments == 1 and self._bytes == self._host_step == self.step
-
-    def fragment(self, ids: Int64Array) -> float:
-        """Mean bytes of a piece of these slots, registrations left aside."""
-        count = len(ids)
-        pieces = self.segments * count
-        if self._solid and count > 1:
-            pieces -= int(np.count_nonzero(ids[1:] - ids[:-1] == 1))
-        return self._bytes * count / max(pieces, 1)
-
-    def pieces(self, ids: Int64Array, staging: int, step: int, *, outward: bool) -> Pieces:
-        """Slots of some ids against a staging area with a block every `step` bytes."""
-        count = len(ids)
-        if self._solid and step == self.step and count and int(ids[-1]) - int(ids[0]) == count - 1:
-            start = int(ids[0]) * self._host_step
-            whole = count * step
-            same = not self._cut or start // self._cut == (start + whole - 1) // self._cut
-            if same and (count < 3 or bool((ids[1:] > ids[:-1]).all())):
-                ends = np.array([[self._host_at + start], [staging], [whole]], dtype=np.int64)
-                return Pieces(ends[0], ends[1], ends[2]) if outward else Pieces(ends[1], *ends[::2])
-        host = (self._host_at + ids[:, None] * self._host_step + self._at).ravel()
-        local = np.arange(len(ids), dtype=np.int64)[:, None] * step
-        area = (staging + local + self._place).ravel()
-        nbytes = np.broadcast_to(self._nbytes, (len(ids), len(self._nbytes))).ravel()
-        pieces = Pieces(host, area, nbytes) if outward else Pieces(area, host, nbytes)
-        return merge(pieces, self.registration(host))
-
-    def registration(self, host: Int64Array) -> Int64Array | None:
-        """Which registration each host address is in: one DMA may not cross into the next."""
-        return (host - self._host_at) // self._cut if self._cut else None
+    def moves(self, staging: int, first: int, count: int, *, pitched: bool) -> Moves:
+        """The same in fewer numbers where there are fewer; `pitched` allows strided copies."""
+        del pitched
+        return Moves(many=self.pieces(staging, first, count))
 
 
 @final
@@ -256,10 +193,15 @@ class CopyTables:
             (self._src_at, self._src_step), (self._dst_at, self._dst_step), runs.nbytes
         )
         self.has_host = "host" in (src.kind, dst.kind)
-        self.rows = len(self.tiles.rows)
+        self.step = 0
+        rows = len(self.tiles.rows)
         if self.has_host:
             self._stage(dst if self.outward else src)
-            self.rows = max(self.rows, len(self.staged.rows))
+            rows = max(rows, len(self.staged.rows))
+            self.step = self.image.step
+        self.fixed_words = rows * COLUMNS
+        self.per_block = len(runs.nbytes)
+        self.page_fragment = runs.total / max(self.per_block, 1)
 
     def _stage(self, host: Pool) -> None:
         """Place the runs in a staging area as they lie in the slot, less what lies before."""
@@ -274,14 +216,20 @@ class CopyTables:
         self.staged = Tiles.of(src, dst, runs.nbytes)
 
     def fragments(self, src: Int64Array, dst: Int64Array) -> Pieces:
-        """Every run of some blocks, by their ids, joined where both sides go on."""
-        shape = (len(src), len(self.runs.nbytes))
+        """Every run of some blocks, by their ids, joined where both sides go on.
+
+        The runs of one block are joined already, so only its last and the next one's first can be.
+        """
         from_ = self._src_at + src[:, None] * self._src_step
         to = self._dst_at + dst[:, None] * self._dst_step
-        nbytes = np.broadcast_to(self.runs.nbytes, shape)
-        host = (to if self.outward else from_).ravel()
-        cut = self.image.registration(host) if self.has_host else None
-        return merge(Pieces(to.ravel(), from_.ravel(), nbytes.ravel()), cut)
+        nbytes = np.broadcast_to(self.runs.nbytes, from_.shape)
+        pieces = Pieces(to.ravel(), from_.ravel(), nbytes.ravel())
+        last = self.runs.nbytes[-1:]
+        goes_on = (to[:-1, -1:] + last == to[1:, :1]) & (from_[:-1, -1:] + last == from_[1:, :1])
+        if not goes_on.any():
+            return pieces
+        host = pieces.dst if self.outward else pieces.src
+        return merge(pieces, self.image.registration(host) if self.has_host else None)
 
 
 def sides(pool: Pool, plane: Int64Array, offset: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -309,32 +257,30 @@ class CopyPipeline(Pipeline):
         self._tables = tables
         self._programs = programs
         self._src, self._dst = src, dst
+        self.src_ids, self.dst_ids = _ids(src), _ids(dst)
         self.outward = tables.outward
         self.blocks = len(src)
         self.nbytes = tables.runs.total * self.blocks
         self.block_words = 2
         # Narrow words over the link are slower than anything else.
         self.direct = tables.tiles.word == 8
-        self.runs = len(tables.runs.nbytes)
-        self.page_fragment = tables.runs.total / max(self.runs, 1)
-        self.host_fragment = self.page_fragment
-        self.step = 0
-        self.fixed_words = tables.rows * COLUMNS
+        self.runs = tables.per_block
+        self.page_fragment = tables.page_fragment
+        self.step = tables.step
+        self.fixed_words = tables.fixed_words
+        self._start: int | None = None
+        self._host_ids = self.dst_ids if self.outward else self.src_ids
         if tables.has_host:
-            self.step = tables.image.step
-            self.host_fragment = tables.image.fragment(
-                self.dst_ids if self.outward else self.src_ids
-            )
+            self._start = consecutive(self._host_ids)
 
     @property
-    def src_ids(self) -> Int64Array:
-        """Block ids of the sources."""
-        return _ids(self._src)
-
-    @property
-    def dst_ids(self) -> Int64Array:
-        """Block ids of the destinations."""
-        return _ids(self._dst)
+    def host_fragment(self) -> float:
+        """See `Pipeline.host_fragment`."""
+        if not self._tables.has_host:
+            return self.page_fragment
+        if self._start is not None and self._tables.image.solid:
+            return float(self.nbytes)
+        return self._tables.image.fragment(self._host_ids)
 
     def single_pieces(self) -> list[tuple[int, int, int]]:
         """Destination, source and bytes of every run, in plain numbers: for few of them."""
@@ -359,15 +305,13 @@ class CopyPipeline(Pipeline):
             chosen.append(self._tables.staged)
         return tuple({(t.word, t.large): self._programs[t.word, t.large] for t in chosen}.values())
 
-    def upload(self, first: int, count: int, *, staged: bool) -> Int64Array:
+    def fill(self, out: Int64Array, first: int, count: int, *, staged: bool) -> None:
         """Rows of tiles, padded to `fixed_words`, then source ids, then destination ids."""
-        out = np.empty(self.fixed_words + 2 * count, dtype=np.int64)
-        rows = self._tiles(staged=staged).rows.ravel()
+        rows = self._tiles(staged=staged).words
         out[: len(rows)] = rows
-        ids = out[self.fixed_words :]
-        ids[:count] = self.src_ids[first : first + count]
-        ids[count:] = self.dst_ids[first : first + count]
-        return out
+        at = self.fixed_words
+        out[at : at + count] = self.src_ids[first : first + count]
+        out[at + count : at + 2 * count] = self.dst_ids[first : first + count]
 
     def launch(
         self, run: LaunchKernel, tables: Uploaded, staging: int, first: int, count: int
@@ -387,9 +331,15 @@ class CopyPipeline(Pipeline):
 
     def pieces(self, staging: int, first: int, count: int) -> Pieces:
         """See `Pipeline.pieces`."""
-        ids = self.dst_ids if self.outward else self.src_ids
-        part = ids[first : first + count]
+        part = self._host_ids[first : first + count]
         return self._tables.image.pieces(part, staging, self.step, outward=self.outward)
+
+    def moves(self, staging: int, first: int, count: int, *, pitched: bool) -> Moves:
+        """See `Pipeline.moves`."""
+        part = self._host_ids[first : first + count]
+        start = None if self._start is None else self._start + first
+        image = self._tables.image
+        return image.moves(part, start, staging, outward=self.outward, pitched=pitched)
 
     def fragments(self, first: int, count: int) -> Pieces:
         """Pieces from pages to slots without staging."""

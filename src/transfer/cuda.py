@@ -12,7 +12,7 @@ from transfer._boundary import attempt
 from transfer._cuda_api import CudaError, CudaMissing, Driver
 from transfer._cuda_choice import Choice
 from transfer._cuda_driver import CudaDriver
-from transfer._cuda_job import Job
+from transfer._cuda_job import Job, Pace
 from transfer._cuda_kernels import Kernels, TritonKernels
 from transfer._cuda_memory import DevicePool
 from transfer._cuda_pinned import PinnedPool, Placement
@@ -48,6 +48,7 @@ __all__ = [
     "CudaError",
     "CudaMissing",
     "DevicePool",
+    "Pace",
     "PinnedPool",
     "Placement",
     "Plan",
@@ -71,6 +72,7 @@ class CudaDevice:
         staging: bytes of a staging area; each direction has three.
         table: measured rates by which a way is chosen for each copy.
         ways: the ways that may be chosen.
+        pace: how copies are posted.
         driver: for tests: what stands for the driver.
         kernels: for tests: what stands for the kernels.
 
@@ -89,6 +91,7 @@ class CudaDevice:
         staging: int = 32 << 20,
         table: CopyTable = H200,
         ways: Sequence[Way] = tuple(Way),
+        pace: Pace = Pace(),  # noqa: B008 - frozen
         driver: Driver | None = None,
         kernels: Kernels | None = None,
     ) -> None:
@@ -111,6 +114,7 @@ class CudaDevice:
         self._spin = spin
         self._units = multiprocessors
         self._staging = staging
+        self._pace = pace
         self._driver = driver
         self._kernels = kernels
         self._running: Running | None = None
@@ -127,12 +131,12 @@ class CudaDevice:
             CudaMissing: no CUDA, no such GPU, no Triton.
             CudaError: the driver refused, e.g. for lack of memory.
         """
-        driver = self._driver or CudaDriver(self.ordinal)
+        driver = self._driver or CudaDriver(self.ordinal, bare=self._pace.bare)
         driver.open()
         with driver.scope():
             kernels = self._kernels or TritonKernels(driver)
             signals = Signals(driver, self.completions, spin=self._spin)
-            self._running = Running(self.name, signals, kernels, self._staging)
+            self._running = Running(self.name, signals, kernels, self._staging, self._pace)
         self._running.start()
 
     def close(self) -> None:

@@ -9,7 +9,8 @@ import pytest
 from tests.transfer.gpu_kit import FakeDriver, device_pool, pinned_pool
 
 from tiers._layout import PageLayout, PageOrder, ScaleScope
-from transfer import LayoutMismatch, Pool, WrongPool
+from transfer import Blocks, LayoutMismatch, Pool, WrongPool
+from transfer._staging import Pipeline
 
 pytest.importorskip("triton")
 
@@ -157,3 +158,50 @@ def test_scales_that_do_not_fit_are_refused(
     given = None if scales is None else np.array(scales, dtype=np.float32)
     with pytest.raises(LayoutMismatch, match="scales"):
         PageCast(gpu, keys, values, layout=encoded, scales=given)
+
+
+@pytest.mark.parametrize("pitched", [True, False])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3]])
+def test_an_area_has_the_keys_of_all_blocks_and_then_their_values(
+    order: list[int], pitched: bool
+) -> None:
+    """Every byte of every slot is moved once, from areas that do not overlap."""
+    from tiers.kernels import PageCast
+
+    encoded = PLAN.encoded(scope=ScaleScope.PAGE_HEAD)
+    gpu, keys, values = pools(encoded)
+    cast = PageCast(gpu, keys, values, layout=encoded)
+    handles = [pool.lease(4).handle for pool in (gpu, keys, values)]
+    pages, key, value = (Blocks.gather([handle[number] for number in order]) for handle in handles)
+    for work, outward in (
+        (cast.pack(pages, key, value), True),
+        (cast.unpack(key, value, pages), False),
+    ):
+        pipe = work.fn
+        assert isinstance(pipe, Pipeline)
+        base = 1 << 40
+        for first, count in ((0, len(order)), (1, 2)):
+            seen: dict[int, int] = {}
+            moves = pipe.moves(base, first, count, pitched=pitched)
+            pieces = [*moves.few]
+            for rows in moves.rows:
+                for row in range(rows.number):
+                    ends = rows.dst + row * rows.dst_step, rows.src + row * rows.src_step
+                    pieces.append((*ends, rows.nbytes))
+            if moves.many is not None:
+                pieces += zip(*(column.tolist() for column in moves.many), strict=True)
+            for dst, src, nbytes in pieces:
+                slot, area = (dst, src) if outward else (src, dst)
+                seen |= {slot + at: area + at for at in range(nbytes)}
+            plain = zip(*(c.tolist() for c in pipe.pieces(base, first, count)), strict=True)
+            wanted: dict[int, int] = {}
+            for dst, src, nbytes in plain:
+                slot, area = (dst, src) if outward else (src, dst)
+                wanted |= {slot + at: area + at for at in range(nbytes)}
+            assert seen == wanted
+            assert len(seen) == pipe.nbytes // pipe.blocks * count
+            areas = set(seen.values())
+            assert len(areas) == len(seen)
+            assert base <= min(areas) <= max(areas) < base + count * pipe.step
+        if len(order) == 4:
+            assert len(pipe.moves(base, 0, 4, pitched=pitched).few) >= 1  # the keys are one piece

@@ -8,17 +8,24 @@ lost, every call says so.
 import ctypes
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tests.transfer.gpu_tiles import move_tiles
 
 from transfer._cuda_api import CudaError
 from transfer._cuda_memory import DeviceStorage, paged
 from transfer._cuda_pinned import PinnedStorage
 from transfer._extent import BlockLayout, HasBlockLayout
 from transfer._memory import Pool
-from transfer._staging import COLUMNS
+from transfer._pieces import Rows
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from transfer._extent import Int64Array
 
 
 @dataclass(eq=False)
@@ -40,6 +47,7 @@ class FakeStream:
     captured: bool = False
     dropped: bool = False
     handle: int = 0
+    urgent: bool = False
 
 
 @dataclass(eq=False)
@@ -76,6 +84,9 @@ class FakeDriver:
     Args:
         ordinal: number of the GPU.
         manual: nothing runs but in `run`; otherwise a thread runs what can run.
+
+    Attributes:
+        shuffle: draws which stream goes on; None for the first that can.
     """
 
     def __init__(self, ordinal: int = 0, *, manual: bool = False) -> None:
@@ -91,6 +102,7 @@ class FakeDriver:
         self.opened = 0
         self.scopes = 0
         self.log: list[tuple[str, Any]] = []
+        self.shuffle: Random | None = None
         self._changed = threading.Condition(threading.RLock())
         self._stopping = False
         self._manual = manual
@@ -149,7 +161,10 @@ class FakeDriver:
     def _advance(self) -> bool:
         if self.lost is not None:
             return False
-        for stream in self.streams:
+        streams = self.streams
+        if self.shuffle is not None:
+            streams = self.shuffle.sample(streams, len(streams))
+        for stream in streams:
             if stream.held or not stream.commands:
                 continue
             name, what = stream.commands[0]
@@ -211,9 +226,9 @@ class FakeDriver:
     def attribute(self, name: str) -> int:
         return {"CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM": 1}[name]
 
-    def stream(self) -> FakeStream:
+    def stream(self, *, urgent: bool = False) -> FakeStream:
         self._enter("stream")
-        made = FakeStream(handle=len(self.streams) + 100)
+        made = FakeStream(handle=len(self.streams) + 100, urgent=urgent)
         with self._changed:
             self.streams.append(made)
         return made
@@ -279,11 +294,22 @@ class FakeDriver:
         self.log.append(("copy", nbytes))
         self.queue(stream, lambda: self._memmove(dst, src, nbytes))
 
+    def copy_rows(self, rows: Rows, stream: FakeStream) -> None:
+        self._enter("copy_rows")
+        self.log.append(("copy_rows", rows.number))
+
+        def call() -> None:
+            for row in range(rows.number):
+                dst, src = rows.dst + row * rows.dst_step, rows.src + row * rows.src_step
+                self._memmove(dst, src, rows.nbytes)
+
+        self.queue(stream, call)
+
     def copy_batch(
-        self, dst: Sequence[int], src: Sequence[int], nbytes: Sequence[int], stream: FakeStream
+        self, dst: "Int64Array", src: "Int64Array", nbytes: "Int64Array", stream: FakeStream
     ) -> None:
         self._enter("copy_batch")
-        parts = list(zip(dst, src, nbytes, strict=True))
+        parts = list(zip(dst.tolist(), src.tolist(), nbytes.tolist(), strict=True))
         self.log.append(("copy_batch", len(parts)))
 
         def call() -> None:
@@ -355,30 +381,6 @@ class FakeKernels:
 
     def lend(self, stream: FakeStream) -> FakeStream:
         return stream
-
-
-def move_tiles(  # noqa: PLR0917 - a kernel's arguments are positional
-    word: int,
-    table: int,
-    tiles: int,
-    blocks: int,
-    src_ids: int,
-    dst_ids: int,
-    src_at: int,
-    dst_at: int,
-) -> None:
-    """What `transfer.kernels.move_tiles` does, tile by tile."""
-    rows = (ctypes.c_int64 * (tiles * COLUMNS)).from_address(table)
-    sources = (ctypes.c_int64 * blocks).from_address(src_ids) if src_ids else range(blocks)
-    targets = (ctypes.c_int64 * blocks).from_address(dst_ids) if dst_ids else range(blocks)
-    for block in range(blocks):
-        for tile in range(tiles):
-            src, src_step, dst, dst_step, words = rows[tile * COLUMNS : (tile + 1) * COLUMNS]
-            ctypes.memmove(
-                dst_at + dst + targets[block] * dst_step,
-                src_at + src + sources[block] * src_step,
-                words * word,
-            )
 
 
 def device_pool(layout: HasBlockLayout, blocks: int, kind: str = "cuda:0") -> Pool:

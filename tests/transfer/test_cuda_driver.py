@@ -6,11 +6,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.transfer.cuda_rig import PAGE
 
 from transfer._cuda_api import CudaError, CudaMissing
 from transfer._cuda_driver import CudaDriver, load
+from transfer._pieces import Rows
 from transfer.cuda import CudaDevice, PinnedPool
 
 
@@ -64,6 +66,7 @@ def bare_driver(**calls: Any) -> CudaDriver:
     """A driver whose calls are given, without any GPU."""
     made = object.__new__(CudaDriver)
     made.ordinal = 0
+    made._bare = False
     names = {"cuGetErrorName": lambda _code: (0, b"CUDA_ERROR_MADE_UP")}
     made._api = SimpleNamespace(**{**names, **calls})
     made._not_capturing = 0
@@ -82,6 +85,88 @@ def test_answers_become_errors() -> None:
     with pytest.raises(CudaError) as lost:
         driver.capturing(4)
     assert lost.value.sticky
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_handles_are_objects_or_plain_numbers(bare: bool) -> None:
+    made: list[tuple[int, int]] = []
+
+    def create(flags: int, priority: int) -> tuple[int, str]:
+        made.append((flags, priority))
+        return (0, "77")
+
+    driver = bare_driver(
+        CUstream_flags=SimpleNamespace(CU_STREAM_NON_BLOCKING=1),
+        CUevent_flags=SimpleNamespace(CU_EVENT_DISABLE_TIMING=2, CU_EVENT_BLOCKING_SYNC=1),
+        cuStreamCreateWithPriority=create,
+        cuCtxGetStreamPriorityRange=lambda: (0, 0, -5),
+        cuEventCreate=lambda _flags: (0, "88"),
+        CUstream=lambda handle: ("stream", handle),
+        CUevent=lambda handle: ("event", handle),
+    )
+    driver._bare = bare
+    assert driver.stream() == (77 if bare else "77")
+    assert driver.stream(urgent=True) == (77 if bare else "77")
+    assert made == [(1, 0), (1, -5)]
+    assert driver.event(blocking=True) == (88 if bare else "88")
+    assert driver.stream_of(5) == (5 if bare else ("stream", 5))
+    assert driver.event_of(6) == (6 if bare else ("event", 6))
+
+
+def test_rows_are_described_to_the_driver() -> None:
+    seen: list[tuple[Any, Any]] = []
+
+    def copy(what: Any, stream: Any) -> tuple[int]:
+        seen.append((vars(what), stream))
+        return (0,)
+
+    driver = bare_driver(
+        CUDA_MEMCPY2D=SimpleNamespace,
+        CUmemorytype=SimpleNamespace(CU_MEMORYTYPE_UNIFIED=4),
+        CUdeviceptr=int,
+        cuMemcpy2DAsync=copy,
+    )
+    driver.copy_rows(Rows(1000, 64, 2000, 48, 40, 7), 9)
+    assert seen == [
+        (
+            {
+                "dstMemoryType": 4,
+                "srcMemoryType": 4,
+                "dstDevice": 1000,
+                "dstPitch": 64,
+                "srcDevice": 2000,
+                "srcPitch": 48,
+                "WidthInBytes": 40,
+                "Height": 7,
+            },
+            9,
+        )
+    ]
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_batch_is_asked_for_as_lists_or_in_place(bare: bool) -> None:
+    seen: list[Any] = []
+
+    def batch(*args: Any) -> tuple[int]:
+        seen.append(args)
+        return (0,)
+
+    driver = bare_driver(cuMemcpyBatchAsync=batch, CUdeviceptr=lambda at: ("at", at))
+    driver._attributes, driver._ok = "attributes", 0
+    driver._batch = batch if bare else None  # type: ignore[assignment]
+    dst, src, nbytes = (np.array([at, at + 1]) for at in (10, 20, 30))
+    driver.copy_batch(dst, src, nbytes, 9)
+    if bare:
+        assert seen == [(dst, src, nbytes, 9)]
+        driver._batch = lambda *_: (700,)  # type: ignore[assignment]
+        driver._api.CUresult = int
+        driver._bare = True
+        with pytest.raises(CudaError, match="cuMemcpyBatchAsync: CUDA error 700"):
+            driver.copy_batch(dst, src, nbytes, 9)
+    else:
+        at = [("at", 10), ("at", 11)], [("at", 20), ("at", 21)]
+        assert seen == [(*at, [30, 31], 2, ["attributes"], [0], 1, 9)]
 
 
 def test_what_torch_raises_on_a_lost_context_becomes_an_error(

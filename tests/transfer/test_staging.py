@@ -7,7 +7,8 @@ from tests.transfer.cuda_rig import PAGE, Rig, each
 from tests.transfer.gpu_kit import FakeDriver, pinned_pool
 
 from transfer._errors import BadWork
-from transfer._staging import LARGE, SMALL, CopyPipeline, Pieces, Pipeline, SlotImage, Tiles, merge
+from transfer._pieces import Pieces, SlotImage, merge
+from transfer._staging import LARGE, SMALL, CopyPipeline, Pipeline, Tiles
 from transfer._work import Copy
 
 

@@ -16,10 +16,11 @@ from transfer._memory import Pool
 from transfer.cuda import CudaDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from transfer import BlockLayout
+    from transfer._extent import Int64Array
+    from transfer._pieces import Rows
 
 _NOTHING: Final = nullcontext()
 
@@ -136,9 +137,12 @@ class FreeDriver:
         del dst, src, nbytes, stream
         self.moved()
 
-    def copy_batch(
-        self, dst: Sequence[int], src: Sequence[int], nbytes: Sequence[int], stream: int
-    ) -> None:
+    def copy_rows(self, rows: Rows, stream: int) -> None:
+        """Count."""
+        del rows, stream
+        self.moved()
+
+    def copy_batch(self, dst: Int64Array, src: Int64Array, nbytes: Int64Array, stream: int) -> None:
         """Count."""
         del dst, src, nbytes, stream
         self.moved()
