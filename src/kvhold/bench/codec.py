@@ -6,14 +6,16 @@ threads, in turn: a call that is not counted, then some 64 MiB of them. Values a
 (tokens, 8, 128).
 
 LMCache's codec takes its working memory from the C library's allocator in every call, whose thresholds
-follow the largest block freed so far. What a block costs it depends on that, so each block size gets a
-process that has seen no other; some cases are measured once more in a process that has handled larger
-blocks before, which suits it better.
+follow the largest block freed so far; what a block costs it depends on that, and on chance. So each case
+gets processes of its own that have seen no other block size, several of them in turn; some cases are
+measured once more in processes that have handled larger blocks before, which suits it better.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Final, final
 
 import typer
@@ -29,6 +31,8 @@ from tiers.format import V1Scope
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
+    from typing import Self
 
 THREADS: Final = 2
 HEADS: Final = 8
@@ -39,6 +43,8 @@ SCOPES: Final = {"per tensor": V1Scope.TENSOR, "per head": V1Scope.HEAD}
 BATCH: Final = 64 << 20
 """BF16 bytes of a timed run of calls, at least."""
 LARGEST: Final = max(SIZES)
+PROCESSES: Final = 3
+"""Processes of the other side for each case, one a round."""
 
 
 @final
@@ -104,10 +110,49 @@ def size_name(nbytes: int) -> str:
     return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
+@final
+class Peers:
+    """Processes of the other side, asked in turn.
+
+    Args:
+        python: their interpreter.
+    """
+
+    def __init__(self, python: Path) -> None:
+        self._stack = ExitStack()
+        self._peers = [self._stack.enter_context(Peer(python)) for _ in range(PROCESSES)]
+        self._turns = itertools.cycle(self._peers)
+
+    def prepare(self, case: Case) -> None:
+        """Have every process get its memory ready."""
+        for peer in self._peers:
+            peer.ask(do="prepare", threads=THREADS, case=case.as_json())
+
+    def warm(self, call: str) -> None:
+        """Have every process do a few calls."""
+        for peer in self._peers:
+            peer.ask(do="time", call=call, repeats=2)
+
+    def seconds(self, call: str, repeats: int) -> float:
+        """Seconds of a number of calls in the process whose turn it is."""
+        return float(next(self._turns).ask(do="time", call=call, repeats=repeats)["seconds"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+
 def against_lmcache(rounds: int, sizes: Sequence[int] = tuple(SIZES)) -> Iterator[Pair]:
     """Every size, scope, form and direction; ours / theirs beside what it is meant to reach.
 
-    Then keys and values per tensor again, in a process that has handled larger blocks before.
+    Then keys and values per tensor again, in processes that have handled larger blocks before.
     """
     python = build()
     with Team(THREADS) as team:
@@ -116,32 +161,28 @@ def against_lmcache(rounds: int, sizes: Sequence[int] = tuple(SIZES)) -> Iterato
                 for keys in (True, False):
                     what = f"{size_name(nbytes)} {'K+V' if keys else 'V'} {scope_name}"
                     case = Case(nbytes, scope, keys=keys, team=team)
-                    with Peer(python) as peer:
-                        _prepare(peer, case)
-                        yield from _both_ways(peer, case, what, rounds, SIZES[nbytes])
+                    with Peers(python) as peers:
+                        peers.prepare(case)
+                        yield from _both_ways(peers, case, what, rounds, SIZES[nbytes])
         yield from _after_larger(python, team, rounds, [n for n in sizes if n < LARGEST])
 
 
 def _after_larger(python: Path, team: Team, rounds: int, sizes: Sequence[int]) -> Iterator[Pair]:
     if not sizes:
         return
-    with Peer(python) as peer:
-        _prepare(peer, Case(LARGEST, V1Scope.TENSOR, keys=True, team=team))
+    with Peers(python) as peers:
+        peers.prepare(Case(LARGEST, V1Scope.TENSOR, keys=True, team=team))
         for name in ("encode", "decode"):
-            peer.ask(do="time", call=name, repeats=2)
+            peers.warm(name)
         for nbytes in sizes:
             case = Case(nbytes, V1Scope.TENSOR, keys=True, team=team)
-            _prepare(peer, case)
+            peers.prepare(case)
             what = f"{size_name(nbytes)} K+V per tensor, after larger blocks,"
-            yield from _both_ways(peer, case, what, rounds, None)
-
-
-def _prepare(peer: Peer, case: Case) -> None:
-    peer.ask(do="prepare", threads=THREADS, case=case.as_json())
+            yield from _both_ways(peers, case, what, rounds, None)
 
 
 def _both_ways(
-    peer: Peer, case: Case, what: str, rounds: int, target: float | None
+    peers: Peers, case: Case, what: str, rounds: int, target: float | None
 ) -> Iterator[Pair]:
     for name, call in (("encode", case.encode), ("decode", case.decode)):
 
@@ -149,8 +190,7 @@ def _both_ways(
             return seconds_of(call, case.repeats)
 
         def theirs(name: str = name) -> float:
-            answer = peer.ask(do="time", call=name, repeats=case.repeats)
-            return float(answer["seconds"])
+            return peers.seconds(name, case.repeats)
 
         yield compare(
             f"{what} {name}",
