@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, final
 import torch
 
 from attention._errors import CacheError
-from tiers._layout import ScaleScope
+from tiers._layout import ScaleScope, StaticScales
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,6 +114,13 @@ class ValueScales:
     def shareable(self) -> bool:
         """Whether pages depend on their tokens alone, so that other requests may read them."""
         return self.origin is not ScaleOrigin.FIRST_PAGE
+
+    @property
+    def stored(self) -> StaticScales | None:
+        """Fixed scales as a store takes them, None where pages carry their own."""
+        if self.values is None:
+            return None
+        return StaticScales(self.scope, self.values.numpy())
 
     @property
     def provenance(self) -> str:

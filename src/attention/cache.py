@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attention._pages import PageTable
+    from tiers._layout import StaticScales
     from transfer._extent import BlockLayout
     from transfer._handle import Blocks, Lease
 
@@ -233,6 +234,14 @@ class PagedKVCache:
             value=str(self.value_dtype).removeprefix("torch."),
             scope=ScaleScope.TOKEN_HEAD if self.scales.scope is ScaleScope.TOKEN_HEAD else None,
         )
+
+    @property
+    def static_scales(self) -> StaticScales | None:
+        """Fixed scales as a store takes them, None where pages carry their own.
+
+        They are for ``KVStore(static_scales=…)``, their digest is for `Provenance`.
+        """
+        return self.scales.stored
 
     def layer(self, layer: int) -> LayerView:
         """What a kernel reads for one layer."""

@@ -25,7 +25,7 @@ from tiers._errors import (
 from tiers._form import Placement
 from tiers._health import Health
 from tiers._key import BlockKey, Keys, Provenance
-from tiers._layout import PageLayout, PageOrder, ScaleScope
+from tiers._layout import PageLayout, PageOrder, ScaleScope, StaticScales
 from tiers._policy import Lru, S3Fifo
 from tiers._store_fetch import Hit
 from tiers._store_put import PutFailed, Ticket
@@ -73,6 +73,7 @@ __all__ = [
     "SchemeMismatch",
     "ShapeError",
     "Slot",
+    "StaticScales",
     "StoreStatistics",
     "Ticket",
     "Tier",

@@ -19,9 +19,9 @@ from tiers._codec_parts import (
     room,
     taken,
 )
-from tiers._errors import ComponentMissing
+from tiers._errors import ComponentMissing, ScaleError
 from tiers._format_common import as_bytes, check_scales
-from tiers._layout import FP8, KEY, VALUE, VALUE_SCALE, PageLayout, ScaleScope
+from tiers._layout import FP8, KEY, VALUE, VALUE_SCALE, PageLayout, ScaleScope, StaticScales
 from tiers._team import Team
 from tiers.fp8 import FORMATS, Counts, NonFinite, cast_values, decode_values
 from transfer._errors import LayoutMismatch
@@ -146,29 +146,43 @@ class K16V8Codec:
 class ByteThroughCodec:
     """Values that are FP8 already: every component is stored as it is, bit for bit.
 
-    With a scale scope in the layout the producer's own scales go along (producer-scaled); without
-    one there is no scale, and producer and reader both work with a scale of one (raw-unit).
+    With a scale scope in the layout the producer's own scales go along (producer-scaled). With
+    `static_scales` pages have none; the codec puts them beside the codes and takes codes back only
+    where the same are found. With neither there is no scale, and producer and reader both work with
+    a scale of one (raw-unit).
 
     Args:
         layout: the page, with FP8 values.
         pages: pages of a block.
+        static_scales: scales of values that have none of their own.
         team: threads that work on one block; the calling thread alone when None.
 
     Raises:
-        LayoutMismatch: the layout's values are not FP8.
+        LayoutMismatch: the layout's values are not FP8, or the scales are not for it.
     """
 
-    def __init__(self, layout: PageLayout, *, pages: int = 1, team: Team | None = None) -> None:
+    def __init__(
+        self,
+        layout: PageLayout,
+        *,
+        pages: int = 1,
+        static_scales: StaticScales | None = None,
+        team: Team | None = None,
+    ) -> None:
         if layout.value not in FP8:
             raise LayoutMismatch(f"values: found {layout.value}, expected FP8 codes")
-        self.layout = self.encoded_layout = layout
+        self.layout = layout
+        self.encoded_layout = static_scales.stored(layout) if static_scales else layout
         self.pages = pages
         self.team = team or Team()
         self.inputs = _named(layout.components(pages))
-        self.outputs = _outputs(layout.components(pages))
+        self.outputs = _outputs(self.encoded_layout.components(pages))
+        self._static = static_scales
 
     def needs(self, name: str) -> frozenset[str]:
-        """Each component by itself."""
+        """Each component by itself; values also the static scales, to compare them."""
+        if name == VALUE and self._static is not None:
+            return frozenset({VALUE, VALUE_SCALE})
         return frozenset({name})
 
     def encode(self, source: Mapping[str, Memory], into: Mapping[str, Any]) -> dict[str, Encoded]:
@@ -180,21 +194,36 @@ class ByteThroughCodec:
         check_names(source, self.inputs, "source")
         check_names(into, self.outputs, "outputs")
         rooms = {name: room(into[name], self.outputs[name]) for name in into}
-        bits = {name: bits_of(need(source, name), self.inputs[name]) for name in into}
+        names = [name for name in into if name in self.inputs]
+        bits = {name: bits_of(need(source, name), self.inputs[name]) for name in names}
         if VALUE_SCALE in bits:
             check_scales("scale", as_bytes(np.ascontiguousarray(bits[VALUE_SCALE])))
+        if self._static is not None and VALUE_SCALE in rooms:
+            rooms[VALUE_SCALE][:] = self._static.data
         for name, given in bits.items():
             copy_bits(given, bits_of(rooms[name], self.outputs[name].part), self.team)
         return {name: Encoded(self.outputs[name].part, rooms[name]) for name in rooms}
 
     def decode(self, encoded: Mapping[str, Any], into: Mapping[str, Memory]) -> None:
-        """See `Codec.decode`. Codes are never widened."""
+        """See `Codec.decode`. Codes are never widened.
+
+        Raises:
+            ScaleError: a scale that is not finite and positive, or is not the static one.
+        """
         check_names(into, self.inputs, "destinations")
         targets = {
             name: bits_of(given, self.inputs[name], write=True) for name, given in into.items()
         }
-        data = {name: taken(encoded, self.outputs[name]) for name in targets}
-        if VALUE_SCALE in data:
+        wanted = sorted({part for name in targets for part in self.needs(name)})
+        data = {name: taken(encoded, self.outputs[name]) for name in wanted}
+        if self._static is not None and VALUE in targets:
+            self._check_static(self._static, data[VALUE_SCALE])
+        elif VALUE_SCALE in data:
             check_scales("scale", data[VALUE_SCALE])
         for name, target in targets.items():
             copy_bits(bits_of(data[name], self.outputs[name].part), target, self.team)
+
+    @staticmethod
+    def _check_static(static: StaticScales, found: memoryview) -> None:
+        if found != static.data:
+            raise ScaleError("static scales", found=found, expected=static.data)

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tiers._errors import CapacityExceeded, ProvenanceMismatch
-from tiers._layout import FP8, KEY, VALUE, VALUE_SCALE, PageLayout, ScaleScope
+from tiers._layout import FP8, KEY, VALUE, VALUE_SCALE, PageLayout, ScaleScope, StaticScales
 from tiers.codec import BLOB, ByteThroughCodec, K16V8Codec, V3Codec
 from tiers.format import Identity, parse_v3
 from transfer._errors import LayoutMismatch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tiers._folder import Kind
     from tiers._index import Entry
+    from tiers._key import Provenance
     from tiers._layout import Component
     from tiers.fp8 import NonFinite
     from transfer._handle import Block, Lease
@@ -48,6 +49,7 @@ class Form:
         value: format of the codes, for full-width values.
         scope: how scales are shared, for full-width values.
         nonfinite: what becomes of NaN and infinities among values.
+        static_scales: scales of FP8 values that have none of their own.
 
     Attributes:
         stored: the layout of what is kept: values in FP8, with scales.
@@ -57,7 +59,8 @@ class Form:
         copied: those of them that are copied as they are.
 
     Raises:
-        LayoutMismatch: a layout without values cannot be split; FP8 values need scales.
+        LayoutMismatch: a layout without values cannot be split; FP8 values need scales, their own
+            or static ones, and not both.
     """
 
     def __init__(
@@ -68,12 +71,20 @@ class Form:
         value: str = "float8_e4m3fn",
         scope: ScaleScope = ScaleScope.HEAD,
         nonfinite: NonFinite = "saturate",
+        static_scales: StaticScales | None = None,
     ) -> None:
         self.layout = layout
         self.placement = placement
+        self.static_scales = static_scales
         self.through = layout.value in FP8
+        if static_scales is not None:
+            static_scales.stored(layout)
+        elif self.through and layout.scope is None:
+            raise LayoutMismatch(
+                f"values: found {layout.value} without scales of their own, expected static scales"
+            )
         self.codec: ByteThroughCodec | K16V8Codec = (
-            ByteThroughCodec(layout)
+            ByteThroughCodec(layout, static_scales=static_scales)
             if self.through
             else K16V8Codec(layout, value=value, scope=scope, nonfinite=nonfinite)
         )
@@ -122,6 +133,21 @@ class Form:
     def raw_layout(self) -> BlockLayout:
         """A host slot for what the codec takes and gives, dense."""
         return self.layout.slot(self.inputs, align=_ALIGN)
+
+    def check_keys(self, provenance: Provenance) -> None:
+        """Refuse keys of another layout, of another's scales, or of other static ones.
+
+        Raises:
+            LayoutMismatch: says what was found.
+        """
+        asked: tuple[object, ...] = (provenance.layout, provenance.scheme, provenance.scope)
+        scheme = "producer_scaled" if self.through else "computed"
+        ours: tuple[object, ...] = (self.layout, scheme, self.stored.scope)
+        if self.static_scales is not None:
+            asked = (*asked, provenance.static_scales.hex())
+            ours = (self.layout, scheme, None, self.static_scales.digest.hex())
+        if asked != ours:
+            raise LayoutMismatch(f"keys: found {asked}, expected {ours}")
 
     def identity(self, entry: Entry) -> Identity:
         """What a file of a put says about itself."""

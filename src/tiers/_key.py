@@ -65,8 +65,9 @@ class Provenance:
         rope: digest or name of the position encoding's settings.
         scheme: ``"computed"`` or ``"producer_scaled"``: whose scales the stored values have; by
             default what follows from the layout.
-        scope: how scales are shared; by default the layout's, or per head.
-        static_scales: digest of scales that were fixed beforehand; ``b""`` if none.
+        scope: how scales are shared; by default the layout's, or per head for full-width values.
+        static_scales: digest of scales that were fixed beforehand, `StaticScales.digest`; ``b""``
+            if none. FP8 values without scales of their own have them.
         first_layer: number of the layout's first layer in the model.
         world_size: how many ranks share the model's heads.
         rank: which of them this is.
@@ -99,8 +100,14 @@ class Provenance:
         through = self.layout.value in FP8
         if self.scheme is None:
             object.__setattr__(self, "scheme", "producer_scaled" if through else "computed")
+        if through and self.layout.scope is None and not self.static_scales:
+            raise ValueError(
+                f"provenance: found {self.layout.value} values without scales of their own; "
+                "expected static_scales, the digest of those that they were written with"
+            )
         if self.scope is None and self.layout.value is not None:
-            object.__setattr__(self, "scope", self.layout.scope or ScaleScope.HEAD)
+            scope = self.layout.scope if through else ScaleScope.HEAD
+            object.__setattr__(self, "scope", scope)
 
     @cached_property
     def canonical(self) -> bytes:

@@ -8,6 +8,7 @@ All offsets are Python or 64-bit integers.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
+from tiers._errors import ScaleError
 from transfer._errors import LayoutMismatch, SpanError
 from transfer._extent import DTYPES, BlockLayout, Extent
 
@@ -190,6 +192,84 @@ class PageLayout:
             of its layer 0 on are exactly one `Component` of one page.
         """
         return _slot(self, tuple(names), align)
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False)
+class StaticScales:
+    """Scales of FP8 values that were fixed beforehand: given with a model, or calibrated once.
+
+    Every page has the same, so they are not part of a page: they are part of its provenance, by
+    their digest, and pages that differ in one bit of one scale have keys that never match.
+
+    Args:
+        scope: TENSOR, one for each layer, or HEAD, one for each layer and head.
+        values: as float32, [layers] or [layers, 1] per tensor, [layers, kv_heads] per head.
+
+    Attributes:
+        scope: as given.
+        layers: how many layers they are for.
+        data: float32, little-endian, row-major.
+
+    Raises:
+        LayoutMismatch: a scope whose scales depend on the page, or values of another rank.
+        ScaleError: a scale that is not finite and above 0.
+    """
+
+    scope: ScaleScope
+    layers: int
+    data: bytes
+
+    def __init__(self, scope: ScaleScope, values: npt.ArrayLike) -> None:
+        rows = np.asarray(values, dtype="<f4")
+        if scope not in {ScaleScope.TENSOR, ScaleScope.HEAD}:
+            raise LayoutMismatch(f"static scales: found {scope}, expected per tensor or per head")
+        ranks = (1, 2) if scope is ScaleScope.TENSOR else (2,)
+        row = rows.shape[1] if rows.ndim == 2 else 1
+        if rows.ndim not in ranks or not rows.size or (scope is ScaleScope.TENSOR and row != 1):
+            raise LayoutMismatch(f"static scales: found shape {rows.shape}, scope {scope.value}")
+        flat = rows.reshape(-1)
+        good = np.isfinite(flat) & (flat > 0)
+        if not good.all():
+            at = int(np.argmin(good))
+            raise ScaleError(
+                f"static scale {at}", found=float(flat[at]), expected="finite and above 0"
+            )
+        object.__setattr__(self, "scope", ScaleScope(scope))
+        object.__setattr__(self, "layers", len(rows))
+        object.__setattr__(self, "data", rows.tobytes())
+
+    @classmethod
+    def unit(cls, layers: int) -> StaticScales:
+        """1.0 everywhere: codes are the values."""
+        return cls(ScaleScope.TENSOR, np.ones(layers))
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes for `Provenance.static_scales`; other scales, or another scope, have another."""
+        head = f"kvhold static scales 1 {self.scope.value} {self.layers}\0"
+        return hashlib.sha256(head.encode() + self.data).digest()
+
+    def stored(self, layout: PageLayout) -> PageLayout:
+        """The layout as it is kept, with these scales beside the values of `layout`.
+
+        Raises:
+            LayoutMismatch: values that are not FP8 or have scales of their own, or as many layers
+                or heads as there are no scales for.
+        """
+        if layout.value not in FP8 or layout.scope is not None:
+            raise LayoutMismatch(
+                f"static scales: found {layout.value} values with scales {layout.scope}, expected "
+                "FP8 values without scales of their own"
+            )
+        stored = replace(layout, scope=self.scope)
+        expected = stored.component(VALUE_SCALE).nbytes
+        if (self.layers, len(self.data)) != (layout.layers, expected):
+            raise LayoutMismatch(
+                f"static scales: found {len(self.data)} bytes for {self.layers} layers, expected "
+                f"{expected} for {layout.layers} layers of {layout.kv_heads} heads"
+            )
+        return stored
 
 
 @functools.lru_cache(maxsize=256)

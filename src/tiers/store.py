@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 from tiers._errors import TierError
 from tiers._flight import Flights
 from tiers._form import Form, Placement, Stages
-from tiers._layout import PageLayout, ScaleScope
+from tiers._layout import PageLayout, ScaleScope, StaticScales
 from tiers._policy import Admission, Lru
 from tiers._store_core import Core
 from tiers._store_fetch import Hit, Load
@@ -63,6 +63,7 @@ class KVStore:
         disk: a folder for those that are kept in files.
         value: format of the codes, for full-width values.
         scope: how scales are shared, for full-width values.
+        static_scales: scales of FP8 values that have none of their own.
         nonfinite: what becomes of NaN and infinities among values.
         write_behind_bytes: bytes of pages that may be staged for files, at least one page.
         read_bytes: bytes of pages that may be on their way back, a share that writes cannot take.
@@ -88,6 +89,7 @@ class KVStore:
         disk: DiskTier | None = None,
         value: str = "float8_e4m3fn",
         scope: ScaleScope = ScaleScope.HEAD,
+        static_scales: StaticScales | None = None,
         nonfinite: NonFinite = "saturate",
         write_behind_bytes: int = 256 << 20,
         read_bytes: int = 64 << 20,
@@ -99,7 +101,14 @@ class KVStore:
         reads_at_once: int = 8,
         close_deadline: float = 30.0,
     ) -> None:
-        form = Form(layout, placement, value=value, scope=scope, nonfinite=nonfinite)
+        form = Form(
+            layout,
+            placement,
+            value=value,
+            scope=scope,
+            nonfinite=nonfinite,
+            static_scales=static_scales,
+        )
         if (host is None) != (not form.host_names) or (disk is None) != (not form.file_bytes):
             raise LayoutMismatch(
                 f"{placement.value}: found host tier {host!r}, disk tier {disk!r}; it keeps "
@@ -357,12 +366,7 @@ class KVStore:
         provenance = keys.provenance
         if self._known == (provenance.digest, True):
             return
-        form = self.form
-        asked = (provenance.layout, provenance.scheme, provenance.scope)
-        scheme = "producer_scaled" if form.through else "computed"
-        ours = (form.layout, scheme, form.stored.scope)
-        if asked != ours:
-            raise LayoutMismatch(f"keys: found {asked}, expected {ours}")
+        self.form.check_keys(provenance)
         self._known = (provenance.digest, True)
 
     def _bounded(self, keys: Keys, max_tokens: int | None) -> list[bytes]:

@@ -8,9 +8,20 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.tiers.store_kit import Calls, Rig, fill, keys_of, poison, rig, until, wrong_pages
+from tests.tiers.store_kit import (
+    LAYOUT,
+    STATIC,
+    Calls,
+    Rig,
+    fill,
+    keys_of,
+    poison,
+    rig,
+    until,
+    wrong_pages,
+)
 
-from tiers import Placement, TierError
+from tiers import PageLayout, Placement, TierError
 from transfer import (
     CompletionLost,
     HostDevice,
@@ -29,7 +40,7 @@ PLACEMENTS = pytest.mark.parametrize("placement", Placement)
 
 async def scenario(it: Rig) -> None:
     """Put, fetch, evict, remove and put again; a fault may spoil any of it, but no byte."""
-    one, two = keys_of(3), keys_of(3, start=1)
+    one, two = (keys_of(3, start=start, provenance=it.provenance) for start in (0, 1))
     await it.put(one, wait=False)
     await it.put(two, wait=False)
     await it.store.drain()
@@ -51,7 +62,7 @@ async def settle(it: Rig) -> None:
     it.store._core.removals.retry()
     await it.store.drain()
     it.check()
-    fresh = keys_of(2, start=99)
+    fresh = keys_of(2, start=99, provenance=it.provenance)
     with anyio.fail_after(30):
         while it.store.health().degraded:
             await it.put(fresh, wait=False)
@@ -62,11 +73,17 @@ async def settle(it: Rig) -> None:
 
 
 @PLACEMENTS
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
-async def test_fail_the_nth_file_call(tmp_path: Path, placement: Placement, error: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "layout"),
+    [(errno.EIO, LAYOUT), (errno.ENOSPC, LAYOUT), (errno.EIO, STATIC)],
+    ids=["EIO", "ENOSPC", "static scales"],
+)
+async def test_fail_the_nth_file_call(
+    tmp_path: Path, placement: Placement, error: int, layout: PageLayout
+) -> None:
     for number in range(1, LIMIT):
-        calls = Calls()
-        async with rig(tmp_path / str(number), placement=placement, calls=calls) as it:
+        calls, root = Calls(), tmp_path / str(number)
+        async with rig(root, placement=placement, layout=layout, calls=calls) as it:
             calls.nth(number, error)
             await scenario(it)
             await settle(it)

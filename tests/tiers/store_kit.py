@@ -22,6 +22,7 @@ from tiers import (
     Placement,
     Provenance,
     ScaleScope,
+    StaticScales,
 )
 from tiers._form import Form
 from transfer import Blocks, Engine, FileDevice, HostDevice, HostPool, Lease
@@ -29,7 +30,10 @@ from transfer.files import SystemCalls
 
 LAYOUT = PageLayout(layers=2, page_size=4, kv_heads=2, head_dim=8, order=PageOrder.NHD)
 THROUGH = LAYOUT.encoded(scope=ScaleScope.HEAD)
+STATIC = LAYOUT.encoded(scope=None)
+SCALES = StaticScales(ScaleScope.HEAD, [[0.5, 2.0], [0.25, 3.0]])
 PROVENANCE = Provenance(model="m", revision="r", layout=LAYOUT)
+STATIC_PROVENANCE = Provenance(model="m", revision="r", layout=STATIC, static_scales=SCALES.digest)
 POISON = 0xA5
 
 
@@ -63,7 +67,7 @@ def page_bytes(digest: bytes, layout: PageLayout = LAYOUT) -> bytes:
                 data = rng.bytes(extent.nbytes)
             elif name == "value_scale":
                 data = rng.uniform(0.5, 2.0, count).astype("<f4").tobytes()
-            elif layout.scope is not None:
+            elif layout.value != "bfloat16":
                 data = rng.integers(0, 0x7E, count, dtype=np.uint8).tobytes()
             else:
                 values = rng.choice(_codes(), count).reshape(layout.page_size, layout.kv_heads, -1)
@@ -206,6 +210,7 @@ class Rig:
         self.pool = pool
         self.calls = calls
         self.root = root
+        self.provenance = STATIC_PROVENANCE if store.layout == STATIC else PROVENANCE
 
     def lease(self, pages: int) -> Lease[Blocks]:
         return self.pool.lease(pages)
@@ -275,12 +280,15 @@ async def rig(
     calls: Calls | None = None,
     host_device: Any = None,
     recover: bool = True,
+    static_scales: StaticScales | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
     """Start everything, and at the end drain, check the books and close."""
     calls = calls or Calls()
     pool = HostPool(layout, pages, name="pages")
-    form = Form(layout, placement)
+    if layout == STATIC and static_scales is None:
+        static_scales = SCALES
+    form = Form(layout, placement, static_scales=static_scales)
     host = HostTier.of(form.stored, form.host_names, blocks=blocks) if form.host_names else None
     disk = (
         DiskTier(root, quota=quota, durability=durability, shared=shared)
@@ -288,7 +296,15 @@ async def rig(
         else None
     )
     async with Engine(host_device or HostDevice(threads=2), FileDevice(calls=calls)) as engine:
-        store = KVStore(engine, layout=layout, placement=placement, host=host, disk=disk, **options)
+        store = KVStore(
+            engine,
+            layout=layout,
+            placement=placement,
+            host=host,
+            disk=disk,
+            static_scales=static_scales,
+            **options,
+        )
         async with store:
             if recover:
                 await store.recovered()

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tiers import _fp8_cast
 from tiers._errors import ComponentMissing, NonFiniteValue, ScaleError
-from tiers._layout import PageLayout, PageOrder, ScaleScope
+from tiers._layout import PageLayout, PageOrder, ScaleScope, StaticScales
 from tiers._team import Team
 from tiers.codec import ByteThroughCodec, Encoded, K16V8Codec
 from tiers.fp8 import Counts, quantize
@@ -266,3 +266,48 @@ def test_few_and_no_pages(pages: int) -> None:
     into = {name: bytearray(part.nbytes) for name, part in codec.inputs.items()}
     codec.decode(encoded, into)
     assert into == source
+
+
+STATIC = {
+    ScaleScope.TENSOR: StaticScales(ScaleScope.TENSOR, [0.5, 3.0]),
+    ScaleScope.HEAD: StaticScales(ScaleScope.HEAD, [[0.5, 3.0], [0.25, 1.5]]),
+}
+
+
+@pytest.mark.parametrize("scope", STATIC)
+@pytest.mark.parametrize("order", PageOrder)
+def test_the_contract_of_static_scales(order: PageOrder, scope: ScaleScope) -> None:
+    layout = page(order).encoded(scope=None)
+    codec = ByteThroughCodec(layout, pages=3, static_scales=STATIC[scope])
+    assert list(codec.inputs) == ["key", "value"]
+    assert list(codec.outputs) == ["key", "value", "value_scale"]
+    assert codec.encoded_layout == page(order).encoded(scope=scope)
+    check_codec(codec)
+
+
+def test_static_scales_go_along_and_have_to_be_the_readers() -> None:
+    layout = page().encoded(scope=None)
+    codec = ByteThroughCodec(layout, static_scales=STATIC[ScaleScope.HEAD])
+    value = bytes(range(0x10, 0x10 + 96))
+    source = {"value": value, "key": bytes(192)}
+    into = buffers(codec)
+    codec.encode(source, into)
+    assert bytes(into["value"]) == value
+    assert bytes(into["value_scale"]) == STATIC[ScaleScope.HEAD].data
+    other = StaticScales(ScaleScope.HEAD, [[0.5, 3.0], [0.25, 1.5000001]])
+    reader = ByteThroughCodec(layout, static_scales=other)
+    back = bytearray(b"\xa5" * 96)
+    with pytest.raises(ScaleError, match="static scales"):
+        reader.decode(into, {"value": back})
+    assert back == bytearray(b"\xa5" * 96)
+    codec.decode(into, {"value": back})
+    assert bytes(back) == value
+    assert codec.needs("value") == {"value", "value_scale"}
+    assert codec.needs("key") == {"key"}
+
+
+def test_static_scales_are_for_values_without_their_own() -> None:
+    with pytest.raises(LayoutMismatch, match="without scales of their own"):
+        ByteThroughCodec(
+            page().encoded(scope=ScaleScope.HEAD), static_scales=STATIC[ScaleScope.HEAD]
+        )

@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tests.tiers.store_kit import LAYOUT, THROUGH
+from tests.tiers.store_kit import LAYOUT, SCALES, STATIC, THROUGH
 
 from tiers import CapacityExceeded
 from tiers._form import Form, Placement, Stages, dense
@@ -26,8 +26,20 @@ def test_components_by_placement() -> None:
 def test_what_a_placement_cannot_do_is_refused() -> None:
     with pytest.raises(LayoutMismatch, match="without values"):
         Form(replace(LAYOUT, value=None), Placement.SPLIT)
-    with pytest.raises(LayoutMismatch, match="scale"):
-        Form(replace(THROUGH, scope=None), Placement.WHOLE_DISK)
+    for placement in Placement:
+        with pytest.raises(LayoutMismatch, match="static scales"):
+            Form(replace(THROUGH, scope=None), placement)
+        for layout in (LAYOUT, THROUGH):
+            with pytest.raises(LayoutMismatch, match="without scales of their own"):
+                Form(layout, placement, static_scales=SCALES)
+
+
+def test_static_scales_are_stored_and_not_taken_from_pages() -> None:
+    split, host, disk = (Form(STATIC, p, static_scales=SCALES) for p in Placement)
+    assert split.stored == host.stored == disk.stored == THROUGH
+    assert (split.inputs, disk.inputs) == (("value",), ("key", "value"))
+    assert host.host_names == ("key", "value", "value_scale")
+    assert [part.name for part in split.disk_parts] == ["value", "value_scale"]
 
 
 def test_dense_components_are_told_from_others() -> None:

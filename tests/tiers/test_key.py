@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers._key import BlockKey, Provenance
-from tiers._layout import PageLayout, PageOrder, ScaleScope
+from tiers._layout import PageLayout, PageOrder, ScaleScope, StaticScales
 
 LAYOUT = PageLayout(layers=2, page_size=4, kv_heads=2, head_dim=8, order=PageOrder.NHD)
 BASE = Provenance(model="m", revision="r", layout=LAYOUT)
@@ -159,3 +159,19 @@ def test_keys_are_the_same_in_every_process() -> None:
     assert len(outputs) == 1
     first, second = json.loads(outputs.pop())
     assert first == second == [BASE.digest.hex(), *map(str, BASE.keys(range(9), extra=b"x"))]
+
+
+def test_values_of_fixed_scales_name_them() -> None:
+    page = LAYOUT.encoded(scope=None)
+    with pytest.raises(ValueError, match="static_scales"):
+        Provenance(model="m", revision="r", layout=page)
+    made = [
+        Provenance(model="m", revision="r", layout=page, static_scales=scales.digest)
+        for scales in (
+            StaticScales.unit(2),
+            StaticScales(ScaleScope.TENSOR, [1.0, 2.0]),
+            StaticScales(ScaleScope.HEAD, [[1.0, 1.0], [1.0, 1.0]]),
+        )
+    ]
+    assert {(p.scheme, p.scope) for p in made} == {("producer_scaled", None)}
+    assert len({p.keys(range(8), extra=b"").digests[0] for p in made}) == 3

@@ -3,6 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tiers._errors import ScaleError
 from tiers._layout import (
     KEY,
     VALUE,
@@ -10,6 +11,7 @@ from tiers._layout import (
     PageLayout,
     PageOrder,
     ScaleScope,
+    StaticScales,
     byte_offsets,
 )
 from transfer._errors import LayoutMismatch, SpanError
@@ -124,3 +126,51 @@ def test_offsets_outside_the_region_are_refused() -> None:
     for ids in ([10], [-1]):
         with pytest.raises(SpanError, match="expected 0 to 9"):
             byte_offsets(ids, 8, limit=80)
+
+
+def test_static_scales_are_their_bytes() -> None:
+    one = StaticScales(ScaleScope.HEAD, [[0.5, 2.0], [0.25, 3.0]])
+    assert one.data == np.array([0.5, 2.0, 0.25, 3.0], "<f4").tobytes()
+    assert one == StaticScales(ScaleScope.HEAD, np.array([[0.5, 2.0], [0.25, 3.0]], np.float32))
+    assert hash(one) == hash(StaticScales(ScaleScope.HEAD, [[0.5, 2.0], [0.25, 3.0]]))
+    assert len(one.digest) == 32
+    others = [
+        StaticScales(ScaleScope.HEAD, [[0.5, 2.0], [0.25, 3.0000002]]),
+        StaticScales(ScaleScope.HEAD, [[2.0, 0.5], [0.25, 3.0]]),
+        StaticScales(ScaleScope.HEAD, [[0.5], [2.0], [0.25], [3.0]]),
+        StaticScales(ScaleScope.TENSOR, [0.5, 2.0, 0.25, 3.0]),
+        StaticScales(ScaleScope.TENSOR, [[0.5], [2.0], [0.25]]),
+    ]
+    assert len({scales.digest for scales in [one, *others]}) == len(others) + 1
+    assert StaticScales.unit(3) == StaticScales(ScaleScope.TENSOR, [1.0, 1.0, 1.0])
+
+
+def test_static_scales_belong_to_a_layout() -> None:
+    page = make(layers=2, kv_heads=2).encoded(scope=None)
+    by_head = StaticScales(ScaleScope.HEAD, [[0.5, 2.0], [0.25, 3.0]])
+    assert by_head.stored(page) == page.encoded(scope=ScaleScope.HEAD)
+    e5m2 = make(layers=2, kv_heads=2).encoded(value="float8_e5m2", scope=None)
+    assert StaticScales.unit(2).stored(e5m2).value == "float8_e5m2"
+    for wrong in ({"layers": 3}, {"kv_heads": 4}, {"layers": 4, "kv_heads": 1}):
+        with pytest.raises(LayoutMismatch, match="static scales"):
+            by_head.stored(make(**{"layers": 2, **wrong}).encoded(scope=None))
+    for layout in (make(layers=2, kv_heads=2), page.encoded(scope=ScaleScope.HEAD)):
+        with pytest.raises(LayoutMismatch, match="without scales of their own"):
+            by_head.stored(layout)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_a_static_scale_is_finite_and_positive(bad: float) -> None:
+    with pytest.raises(ScaleError, match="finite and above 0"):
+        StaticScales(ScaleScope.TENSOR, [1.0, bad])
+
+
+def test_static_scales_do_not_depend_on_the_page() -> None:
+    for scope in (ScaleScope.PAGE_HEAD, ScaleScope.TOKEN_HEAD):
+        with pytest.raises(LayoutMismatch, match="per tensor or per head"):
+            StaticScales(scope, [[1.0]])
+    for shape in ((), (2, 2), (0,), (2, 1, 1)):
+        with pytest.raises(LayoutMismatch, match="static scales"):
+            StaticScales(ScaleScope.TENSOR, np.ones(shape))
+    with pytest.raises(LayoutMismatch, match="static scales"):
+        StaticScales(ScaleScope.HEAD, np.ones(2))

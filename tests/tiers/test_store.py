@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from tests.tiers.store_kit import (
     LAYOUT,
     PROVENANCE,
+    SCALES,
+    STATIC,
+    STATIC_PROVENANCE,
     THROUGH,
     fill,
     keys_of,
@@ -16,7 +20,18 @@ from tests.tiers.store_kit import (
     wrong_pages,
 )
 
-from tiers import KVStore, PageOrder, Placement, Provenance, PutFailed
+from tiers import (
+    KVStore,
+    PageLayout,
+    PageOrder,
+    Placement,
+    Provenance,
+    PutFailed,
+    ScaleScope,
+    StaticScales,
+)
+from tiers._team import Team
+from tiers.format import parse_v3, seal_v3
 from transfer import EngineClosed, LayoutMismatch, LeaseError
 
 pytestmark = pytest.mark.anyio
@@ -25,11 +40,12 @@ PLACEMENTS = pytest.mark.parametrize("placement", Placement)
 
 
 @PLACEMENTS
-@pytest.mark.parametrize("layout", [LAYOUT, THROUGH], ids=["computed", "through"])
+@pytest.mark.parametrize("layout", [LAYOUT, THROUGH, STATIC], ids=["computed", "through", "static"])
 async def test_what_was_put_comes_back(
-    tmp_path: Path, placement: Placement, layout: object
+    tmp_path: Path, placement: Placement, layout: PageLayout
 ) -> None:
-    provenance = replace(PROVENANCE, layout=layout, scheme=None, scope=None)  # type: ignore[arg-type]
+    fixed = SCALES.digest if layout is STATIC else b""
+    provenance = Provenance(model="m", revision="r", layout=layout, static_scales=fixed)
     keys = keys_of(5, provenance=provenance)
     async with rig(tmp_path, placement=placement, layout=provenance.layout) as it:
         assert await it.get(keys) == 0
@@ -87,6 +103,42 @@ async def test_other_provenance_is_a_miss_or_refused(tmp_path: Path) -> None:
             with pytest.raises(LayoutMismatch, match="keys"):
                 it.store.lookup(keys_of(2, provenance=wrong))
         assert it.store.match(keys_of(2)) == 2
+
+
+async def test_keys_of_other_static_scales_never_match(tmp_path: Path) -> None:
+    # case 59 (scales that a reader forgets)
+    keys = keys_of(2, provenance=STATIC_PROVENANCE)
+    other_scales = StaticScales(ScaleScope.HEAD, [[0.5, 2.0], [0.25, 3.0000002]])
+    other = replace(STATIC_PROVENANCE, static_scales=other_scales.digest)
+    assert not set(keys.digests) & set(keys_of(2, provenance=other).digests)
+    options: dict[str, Any] = {"placement": Placement.WHOLE_DISK, "layout": STATIC}
+    async with rig(tmp_path, **options) as it:
+        await it.put(keys)
+        for wrong in (other, replace(STATIC_PROVENANCE, static_scales=b"by hand")):
+            with pytest.raises(LayoutMismatch, match="keys"):
+                it.store.lookup(keys_of(2, provenance=wrong))
+    async with rig(tmp_path, static_scales=other_scales, **options) as it:
+        assert await it.get(keys_of(2, provenance=other)) == 0
+        with pytest.raises(LayoutMismatch, match="keys"):
+            it.store.lookup(keys)
+
+
+async def test_a_file_of_other_static_scales_is_a_miss(tmp_path: Path) -> None:
+    # The file names the right key, provenance and put, and its checksums are right.
+    keys = keys_of(1, provenance=STATIC_PROVENANCE)
+    async with rig(tmp_path, placement=Placement.WHOLE_DISK, layout=STATIC) as it:
+        await it.put(keys)
+        (path,) = it.files()
+        parsed = parse_v3(memoryview(path.read_bytes()))
+        blob = bytearray(path.read_bytes())
+        scales = parsed.plan.view(memoryview(blob), "value_scale")
+        assert bytes(scales) == SCALES.data
+        scales[3] ^= 0x01
+        seal_v3(parsed.plan, memoryview(blob), parsed.identity, Team())
+        path.write_bytes(blob)
+        assert await it.get(keys) == 0
+        assert it.store.statistics().faults == {"ScaleError": 1}
+        assert it.store.match(keys) == 0
 
 
 async def test_wrong_blocks_are_refused_before_anything_is_taken(tmp_path: Path) -> None:
