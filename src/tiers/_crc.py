@@ -13,13 +13,15 @@ import functools
 from typing import TYPE_CHECKING, Final
 
 try:
-    from isal.isal_zlib import crc32 as plain_crc32
+    from isal.isal_zlib import crc32 as _crc32
 except ImportError:
-    from zlib import crc32 as plain_crc32
+    from zlib import crc32 as _crc32
 
 if TYPE_CHECKING:
     from tiers._team import Team
 
+plain_crc32: Final = _crc32
+"""CRC of one buffer, continued from a second argument, by the calling thread."""
 _POLYNOMIAL: Final = 0xEDB88320
 _ONE: Final = 1 << 31
 PIECE: Final = 4 << 20
