@@ -29,6 +29,9 @@ class Pace:
             of them: a chain of copies is then one chain on the GPU.
         urgent: whether kernels go on streams of the highest priority, to get their multiprocessors
             at the next boundary of whatever else computes.
+        ramp: bytes of the chunk that nothing overlaps, the first one out and the last one in; chunks
+            double from there to a whole staging area. Kernels that have to wait for their turn
+            beside a model are better few and large.
         movers: streams of DMA copies for each direction, 1 or 2; with two, one chunk's copy need
             not wait for the end of the one before it to be noted.
         pitched: whether slots at even distances are moved by one strided copy.
@@ -38,13 +41,14 @@ class Pace:
 
     ahead: int | None = None
     urgent: bool = False
+    ramp: int = 2 << 20
     movers: int = 1
     pitched: bool = False
     bare: bool = False
 
     def __post_init__(self) -> None:
-        if self.movers not in {1, 2} or (self.ahead is not None and self.ahead < 1):
-            raise ValueError(f"{self!r}: expected 1 or 2 movers, and bytes ahead")
+        if self.movers not in {1, 2} or self.ramp < 1 or (self.ahead or 1) < 1 or self.ahead == 0:
+            raise ValueError(f"{self!r}: expected 1 or 2 movers, and bytes ahead and to begin with")
 
 
 class Scratch(NamedTuple):

@@ -82,6 +82,7 @@ class Lane:
         self._ahead_unmarked = 0
         self._forked = False
         self._borrowed: list[Scratch] = []
+        self._movers = self.pace.movers if area else 1
         self._retired: list[Any] = []
         self._owed: list[CudaFence] = []
         self.kernels, self.moves, self.other = self._streams()
@@ -107,7 +108,7 @@ class Lane:
         """Fresh ones: of kernels, of moves, and the other one of moves."""
         kernels = self.driver.stream(urgent=self.pace.urgent)
         moves = self.driver.stream()
-        return kernels, moves, self.driver.stream() if self.pace.movers == 2 else None
+        return kernels, moves, self.driver.stream() if self._movers == 2 else None
 
     # Posting
 
@@ -303,9 +304,9 @@ class Lane:
     def _renew(self, quiet: Any) -> None:
         """Go on with fresh streams, behind the part that was posted on the old ones."""
         fresh = self._streams()
-        for stream in fresh[: 1 + self.pace.movers]:
+        for stream in fresh[: 1 + self._movers]:
             self.driver.wait(stream, quiet)
-        self._retired += [self.kernels, self.moves, self.other][: 1 + self.pace.movers]
+        self._retired += [self.kernels, self.moves, self.other][: 1 + self._movers]
         self.kernels, self.moves, self.other = fresh
 
     # What steps are made of

@@ -43,6 +43,24 @@ class Rate:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Besides:
+    """What a copy of some size takes longer than its bytes at the way's rate.
+
+    Attributes:
+        way: how.
+        outward: from the GPU to the host.
+        nbytes: bytes in all.
+        seconds: the rest.
+    """
+
+    way: Way
+    outward: bool
+    nbytes: int
+    seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class CopyTable:
     """What was measured on one kind of machine.
 
@@ -50,12 +68,19 @@ class CopyTable:
         origin: where and when.
         rates: lines, any order.
         base: seconds that a way costs before the first byte and behind the last, by way.
+        besides: the same by direction and size, where it was measured.
+        noise: how far apart two measurements of the same were, as a part of them.
     """
 
     origin: str
     rates: tuple[Rate, ...]
     base: tuple[tuple[Way, float], ...]
+    besides: tuple[Besides, ...] = ()
+    noise: float = 0.0
     _lines: dict[tuple[Way, bool], list[tuple[int, float]]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    _rest: dict[tuple[Way, bool], list[tuple[int, float]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -63,6 +88,23 @@ class CopyTable:
         for rate in sorted(self.rates, key=lambda r: r.fragment):
             lines = self._lines.setdefault((rate.way, rate.outward), [])
             lines.append((rate.fragment, rate.rate))
+        for rest in sorted(self.besides, key=lambda r: r.nbytes):
+            found = self._rest.setdefault((rest.way, rest.outward), [])
+            found.append((rest.nbytes, rest.seconds))
+
+    def rest(self, way: Way, nbytes: int, *, outward: bool) -> float:
+        """What a copy of so many bytes takes besides; interpolated between measured sizes."""
+        lines = self._rest.get((way, outward))
+        if not lines:
+            return dict(self.base).get(way, 0.0)
+        index = bisect.bisect_left(lines, (nbytes, 0.0))
+        if index == 0:
+            return lines[0][1]
+        if index == len(lines):
+            return lines[-1][1]
+        (low, before), (high, after) = lines[index - 1], lines[index]
+        share = (nbytes - low) / (high - low)
+        return before * (1 - share) + after * share
 
     def seconds(self, way: Way, nbytes: int, fragment: float, *, outward: bool) -> float:
         """Time for `nbytes` in pieces of `fragment` bytes; infinite for a way not in the table.
@@ -83,12 +125,18 @@ class CopyTable:
             (low, slow), (high, fast) = lines[index - 1], lines[index]
             share = (size - low) / (high - low)
             each = (low / slow) * (1 - share) + (high / fast) * share
-        return dict(self.base).get(way, 0.0) + nbytes / size * each
+        return self.rest(way, nbytes, outward=outward) + nbytes / size * each
 
     def dump(self) -> str:
         """The table as JSON."""
-        rates = [asdict(rate) for rate in self.rates]
-        return json.dumps({"origin": self.origin, "rates": rates, "base": self.base}, indent=1)
+        lines = {
+            "origin": self.origin,
+            "rates": [asdict(rate) for rate in self.rates],
+            "base": self.base,
+            "besides": [asdict(rest) for rest in self.besides],
+            "noise": self.noise,
+        }
+        return json.dumps(lines, indent=1)
 
     @classmethod
     def parse(cls, text: str) -> CopyTable:
@@ -97,7 +145,12 @@ class CopyTable:
         rates = tuple(
             Rate(Way(r["way"]), r["outward"], r["fragment"], r["rate"]) for r in raw["rates"]
         )
-        return cls(raw["origin"], rates, tuple((Way(w), s) for w, s in raw["base"]))
+        besides = tuple(
+            Besides(Way(r["way"]), r["outward"], r["nbytes"], r["seconds"])
+            for r in raw.get("besides", ())
+        )
+        base = tuple((Way(w), s) for w, s in raw["base"])
+        return cls(raw["origin"], rates, base, besides, float(raw.get("noise", 0.0)))
 
     @classmethod
     def read(cls, path: Path) -> CopyTable:
@@ -137,6 +190,9 @@ GENTLE: Final = 1.1
 """A copy through staging may cost so much more: a kernel that reaches over the link itself slows
 what computes beside it by 13 to 172 %, staging by 2 to 3 % (same file)."""
 
+LEAST: Final = 1.03
+"""A way is given up for another one only where that is cheaper by so much, or by the table's noise."""
+
 
 class Plan(NamedTuple):
     """A decision.
@@ -163,6 +219,9 @@ def choose(
 ) -> Plan:
     """Pick the cheapest of the ways that are possible, staging being worth `GENTLE` to the rest.
 
+    Two ways that cost about the same are told apart by noise; the one that `H200` names is taken
+    then, so that a table measured in a bad minute changes nothing that it is not sure of.
+
     Args:
         table: measured rates.
         outward: from the GPU to the host.
@@ -178,6 +237,17 @@ def choose(
         for way in ways
     }
     best = min(costs, key=lambda way: costs[way])
+    if table is not H200 and len(costs) > 1:
+        usual = choose(
+            H200,
+            outward=outward,
+            nbytes=nbytes,
+            page_fragment=page_fragment,
+            host_fragment=host_fragment,
+            ways=ways,
+        ).way
+        if costs[usual] <= costs[best] * max(LEAST, 1 + table.noise):
+            best = usual
     if best is Way.MAPPED and costs.get(Way.STAGED, math.inf) <= GENTLE * costs[best]:
         best = Way.STAGED
     return Plan(best, costs.pop(best), costs)

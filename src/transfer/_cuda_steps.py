@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from transfer._pieces import Moves, Pieces
     from transfer._staging import Pipeline
 
-RAMP: Final = 2 << 20
-"""Bytes of the chunk that nothing overlaps: the first one out, the last one in."""
 SHORT: Final = 64 << 20
 """Bytes up to which kernels read their tables in host memory: a copy of them costs more."""
 SINGLES: Final = 64
@@ -62,10 +60,10 @@ def whole(job: Job, steps: Iterator[int]) -> Iterator[int]:
     job.whole = True
 
 
-def chunks(blocks: int, step: int, area: int, *, outward: bool) -> list[int]:
+def chunks(blocks: int, step: int, area: int, ramp: int, *, outward: bool) -> list[int]:
     """Blocks of each chunk: small where nothing overlaps, doubling to what a staging area holds."""
     most = max(1, area // step)
-    size = max(1, min(most, RAMP // step))
+    size = max(1, min(most, ramp // step))
     sizes = []
     left = blocks
     while left:
@@ -173,7 +171,7 @@ def staged_out(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[i
     """
     entered = lane.enter(job, lane.kernels)
     most = portion(pipe, lane)
-    sizes = chunks(pipe.blocks, pipe.step, lane.area, outward=True)
+    sizes = chunks(pipe.blocks, pipe.step, lane.area, lane.pace.ramp, outward=True)
     first = 0
     loaded = Uploaded(0, 0, 0)
     units = tools.burst
@@ -210,7 +208,7 @@ def staged_in(lane: Lane, job: Job, pipe: Pipeline, tools: Tools) -> Iterator[in
     first = entered = 0
     loaded = Uploaded(0, 0, 0)
     pitched, number = lane.pace.pitched, 0
-    for count in chunks(pipe.blocks, pipe.step, lane.area, outward=False):
+    for count in chunks(pipe.blocks, pipe.step, lane.area, lane.pace.ramp, outward=False):
         for part in _parts(first, count, most):
             stream = lane.mover(number)
             if number < lane.pace.movers:

@@ -26,7 +26,9 @@ def test_tables_that_do_not_fit_are_refused() -> None:
     assert memory.tolist() == [5, 1, 1, 0]
 
 
-@pytest.mark.parametrize("wrong", [{"movers": 0}, {"movers": 3}, {"ahead": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"movers": 0}, {"movers": 3}, {"ahead": 0}, {"ahead": -1}, {"ramp": 0}]
+)
 def test_a_pace_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected 1 or 2 movers"):
         Pace(**wrong)  # type: ignore[arg-type]

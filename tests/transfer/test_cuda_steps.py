@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 from tests.transfer.cuda_rig import PAGE, Rig
 
-from transfer._cuda_steps import RAMP, SHORT, chunks
+from transfer._cuda_job import Pace
+from transfer._cuda_steps import SHORT, chunks
 from transfer.cuda import Way
+
+RAMP = Pace().ramp
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5, 8, 9, 100])
@@ -15,11 +18,14 @@ def test_chunks_take_every_block_and_are_small_where_nothing_overlaps(
     blocks: int, step: int
 ) -> None:
     area = 16 << 20
-    out = chunks(blocks, step, area, outward=True)
+    out = chunks(blocks, step, area, RAMP, outward=True)
     assert sum(out) == blocks
     assert all(0 < size <= max(1, area // step) for size in out)
     assert out[0] == min(blocks, max(1, min(area, RAMP) // step))
-    assert chunks(blocks, step, area, outward=False) == out[::-1]
+    assert chunks(blocks, step, area, RAMP, outward=False) == out[::-1]
+    level = chunks(blocks, step, area, area, outward=True)
+    assert sum(level) == blocks
+    assert set(level[:-1]) <= {max(1, area // step)}
 
 
 def commands(rig: Rig, stream: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,5 +98,16 @@ def main(
         console.print(f"written to {out}")
 
 
+def entry() -> None:
+    """Run as ``python -m kvhold.bench``; with ``gpu`` first, as ``python -m kvhold.bench.gpu``."""
+    if sys.argv[1:2] == ["gpu"]:
+        from kvhold.bench.gpu import command  # noqa: PLC0415 - only where there is a GPU
+
+        del sys.argv[1]
+        typer.run(command)
+    else:
+        typer.run(main)
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    entry()

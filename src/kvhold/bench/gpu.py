@@ -1,8 +1,8 @@
 """``python -m kvhold.bench.gpu --out DIR``: the GPU, part by part, each in a process of its own.
 
 A part that fails or outlasts its limit costs its own figures only. Every part writes one JSON file;
-`gpu.json` joins them with the conditions that they were taken under. The parts `tune` and `table`
-come first, and the others use what those found in the same folder.
+`gpu.json` joins them with the conditions that they were taken under, and `gpu.png` shows them. The
+parts `tune`, `pace`, `bare` and `table` come first, and the others use what those found in the same folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from kvhold._errors import UserError
 from kvhold._output import check_writable, write
-from kvhold.bench import gpu_cast, gpu_copy, gpu_latency, gpu_tune
+from kvhold.bench import gpu_cast, gpu_copy, gpu_latency, gpu_pace, gpu_plot, gpu_tune
 from kvhold.bench.gpu_rig import Settings
 from kvhold.bench.pairs import conditions
 
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 PARTS: dict[str, tuple[Part, float]] = {
     "tune": (gpu_tune.measure, 60.0),
-    "table": (gpu_tune.table, 60.0),
+    "pace": (gpu_pace.measure, 90.0),
+    "bare": (gpu_pace.bare, 60.0),
+    "table": (gpu_tune.table, 90.0),
     "pages": (gpu_copy.pages, 110.0),
-    "cast": (gpu_cast.measure, 60.0),
-    "latency": (gpu_latency.latency, 60.0),
-    "gemm": (gpu_latency.gemm, 60.0),
     "two_way": (gpu_copy.two_way, 40.0),
-    "fragments": (gpu_copy.fragments, 60.0),
+    "latency": (gpu_latency.latency, 60.0),
+    "gemm": (gpu_latency.gemm, 70.0),
+    "cast": (gpu_cast.measure, 80.0),
+    "fragments": (gpu_copy.fragments, 70.0),
 }
 """What is measured, and seconds that it may take."""
 
@@ -61,6 +63,7 @@ def versions() -> dict[str, str]:
 def run_part(name: str, folder: Path, *, short: bool) -> dict[str, Any]:
     """Run one part in a child process; its figures, or how it failed."""
     out = folder / f"{name}.json"
+    out.unlink(missing_ok=True)  # what an earlier run left is not this run's
     command = [sys.executable, "-m", "kvhold.bench.gpu", "--out", str(folder), "--part", name]
     if short:
         command.append("--short")
@@ -121,13 +124,30 @@ def main(
         "conditions": conditions(),
         "short": short,
     }
-    for name in wanted:
+    began = time.perf_counter()
+    for number, name in enumerate(wanted, 1):
+        passed = time.perf_counter() - began
+        console.print(f"{number} of {len(wanted)}, {name}, after {passed:.0f} s", style="dim")
         report[name] = found = run_part(name, out, short=short)
         console.print(f"[{name}] {found['seconds']} s {found.get('problem', '')}", markup=False)
         for line in found.get("figures", {}).get("lines", ()):
             console.print("  " + line, markup=False)
         write(out / "gpu.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
+    _draw(report, out / "gpu.png", console)
     return report
+
+
+def _draw(report: dict[str, Any], picture: Path, console: Console) -> None:
+    """The picture; figures without one are still figures."""
+    try:
+        gpu_plot.draw(report, picture)
+    except ImportError as error:
+        console.print(f"no picture: {error}", markup=False)
+
+
+def failed(report: dict[str, Any]) -> list[str]:
+    """The parts that have a problem."""
+    return [name for name, part in report.items() if isinstance(part, dict) and "problem" in part]
 
 
 def command(
@@ -136,9 +156,12 @@ def command(
     part: Annotated[str, typer.Option(help="Run this part here, in this process.")] = "",
     short: Annotated[bool, typer.Option(help="Fewer sizes and rounds.")] = False,
 ) -> None:
-    """Measure the GPU part by part, or one part in this process."""
+    """Measure the GPU part by part, or one part in this process. Exit 1 if a part failed."""
     if not part:
-        main(out, only=only, short=short)
+        problems = failed(main(out, only=only, short=short))
+        if problems:
+            typer.echo(f"failed: {', '.join(problems)}", err=True)
+            raise typer.Exit(1)
         return
     out.mkdir(parents=True, exist_ok=True)
     figures = PARTS[part][0](short, Settings.of(out))

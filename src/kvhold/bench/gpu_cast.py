@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from kvhold.bench.gpu_rig import (
@@ -28,6 +29,7 @@ def measure(short: bool, settings: Settings) -> dict[str, Any]:
     rows = []
     plan = PageLayout(layers=32, page_size=16, kv_heads=8, head_dim=128, order=PageOrder.NHD)
     each = page_layout(32).nbytes
+    pitched = replace(settings.pace, pitched=True)
     scopes = (ScaleScope.PAGE_HEAD, ScaleScope.TENSOR)
     for total in (256, 1024) if short else (12, 96, 256, 1024, 3072):
         blocks = total * MIB // each
@@ -48,14 +50,12 @@ def measure(short: bool, settings: Settings) -> dict[str, Any]:
                 link = functools.partial(bare.seconds, total * MIB, outward=outward)
                 with (
                     direct(settings, ways=(Way.STAGED,)) as staged,
+                    direct(settings, ways=(Way.STAGED,), pace=pitched) as strided,
                     direct(settings, ways=(Way.MAPPED,)) as mapped,
                 ):
-                    contiguous, one, other = rounds(
-                        5 if short else 11,
-                        link,
-                        functools.partial(staged.seconds, work),
-                        functools.partial(mapped.seconds, work),
-                    )
+                    devices = (staged, strided, mapped)
+                    calls = [functools.partial(device.seconds, work) for device in devices]
+                    contiguous, one, even, other = rounds(5 if short else 11, link, *calls)
                 rows.append(
                     {
                         "MiB": total,
@@ -63,8 +63,10 @@ def measure(short: bool, settings: Settings) -> dict[str, Any]:
                         "direction": "out" if outward else "in",
                         "link": gigabytes(total * MIB, contiguous),
                         "staged": gigabytes(total * MIB, one),
+                        "pitched": gigabytes(total * MIB, even),
                         "mapped": gigabytes(total * MIB, other),
                         "over_link": contiguous / one,
+                        "pitched_over_link": contiguous / even,
                         "moved_share": work.nbytes / (total * MIB),
                     }
                 )
@@ -74,7 +76,8 @@ def measure(short: bool, settings: Settings) -> dict[str, Any]:
         gpu.close()
     lines = [
         f"{r['MiB']:5} MiB {r['scope']:9} {r['direction']:3} BF16-equivalent {r['staged']:5.1f} "
-        f"(mapped {r['mapped']:5.1f}), link {r['link']:5.1f}: {r['over_link']:.3f}"
+        f"(mapped {r['mapped']:5.1f}), link {r['link']:5.1f}: {r['over_link']:.3f}, by strided "
+        f"copies {r['pitched_over_link']:.3f}"
         for r in rows
     ]
     return {"rows": rows, "lines": lines}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 TURNS = 4
 """Operations of each direction when both go at once."""
+AHEAD = 64 * MIB
+"""Bytes that a direction queues before the other one gets its turn, in the second column."""
 WAYS = (Way.STAGED, Way.MAPPED, Way.BATCH, Way.DMA)
 
 
@@ -175,6 +178,7 @@ def two_way(short: bool, settings: Settings) -> dict[str, Any]:
     direction would stand still while it posts all of the first.
     """
     layout = page_layout(32)
+    ahead = replace(settings.pace, ahead=AHEAD)
     rows: list[dict[str, Any]] = []
     for total in (96, 256, 1024):
         blocks = total * MIB // layout.nbytes
@@ -190,12 +194,13 @@ def two_way(short: bool, settings: Settings) -> dict[str, Any]:
             )
         ]
         bare = Bare(total * MIB)
-        with direct(settings) as one:
+        with direct(settings) as one, direct(settings, pace=ahead) as other:
             ways = " and ".join(one.device.plan(half).way.name for half in work[:2])
-            limit, ours = rounds(
+            limit, ours, soon = rounds(
                 7 if short else 15,
                 functools.partial(bare.both, total * MIB),
                 functools.partial(one.seconds, *work),
+                functools.partial(other.seconds, *work),
             )
         both = 2 * total * MIB
         rows.append(
@@ -204,6 +209,7 @@ def two_way(short: bool, settings: Settings) -> dict[str, Any]:
                 "limit": gigabytes(both, limit),
                 "ours": gigabytes(both, ours),
                 "fraction": limit / ours,
+                "fraction_ahead": limit / soon,
                 "operations": len(work),
                 "ways": ways,
             }
@@ -213,7 +219,8 @@ def two_way(short: bool, settings: Settings) -> dict[str, Any]:
         gpu.close()
     lines = [
         f"{r['MiB']:5} MiB each way: {r['ours']:.1f} of {r['limit']:.1f} GB/s = {r['fraction']:.3f} "
-        f"({r['ways']}, {r['operations']} operations)"
+        f"({r['ways']}, {r['operations']} operations), {r['fraction_ahead']:.3f} with "
+        f"{AHEAD // MIB} MiB queued ahead"
         for r in rows
     ]
     return {"rows": rows, "lines": lines}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from kvhold.bench.gpu_rig import (
 )
 from kvhold.bench.pairs import percentile
 from transfer import BlockLayout, Copy, Engine, Extent
-from transfer.cuda import CudaDevice, DevicePool, PinnedPool, Way
+from transfer.cuda import CudaDevice, DevicePool, Pace, PinnedPool, Way
 
 
 def latency(short: bool, settings: Settings) -> dict[str, Any]:
@@ -107,42 +108,63 @@ def switches() -> int:
     return total
 
 
+GEMM_TRIALS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("STAGED", {"ways": (Way.STAGED,), "pace": Pace()}),
+    ("STAGED, 16 units", {"ways": (Way.STAGED,), "pace": Pace(), "multiprocessors": 16}),
+    ("STAGED, urgent", {"ways": (Way.STAGED,), "pace": Pace(urgent=True)}),
+    (
+        "STAGED, urgent, chunks of 32 MiB",
+        {"ways": (Way.STAGED,), "pace": Pace(urgent=True, ramp=32 * MIB)},
+    ),
+    (
+        "STAGED, urgent, chunks of 96 MiB",
+        {"ways": (Way.STAGED,), "pace": Pace(urgent=True, ramp=96 * MIB), "staging": 96 * MIB},
+    ),
+    ("BATCH", {"ways": (Way.BATCH,), "pace": Pace()}),
+    ("BATCH, bare", {"ways": (Way.BATCH,), "pace": Pace(bare=True)}),
+    ("MAPPED", {"ways": (Way.MAPPED,), "pace": Pace()}),
+)
+"""What is tried beside a matrix product. A product may fill the GPU for as long as it takes, and a kernel
+then waits for its end: few large chunks and urgent streams are against that, and a batch of driver
+copies needs no multiprocessor at all."""
+
+
 def gemm(short: bool, settings: Settings) -> dict[str, Any]:
     """A BF16 matrix product alone and while pages leave at full rate."""
     layout = page_layout(32)
-    gpu, host = page_pools(layout, 256, 128)
-    pages, slots = scattered(gpu, 128), host.lease(128).handle
+    gpu, host = page_pools(layout, 512, 256)
+    pages, slots = scattered(gpu, 256), host.lease(256).handle
     rows = []
-    for way in (Way.STAGED,) if short else (Way.STAGED, Way.MAPPED):
-        for units in (settings.multiprocessors,) if short else (4, 8, 16, 32):
-            for outward in (True, False):
-                work = Copy(pages, slots) if outward else Copy(slots, pages)
-                row = anyio.run(
-                    _beside_gemm,
-                    settings.device(spin=200e-6, ways=(way,), multiprocessors=units),
-                    work,
-                    10,
-                    backend_options={"use_uvloop": True},
-                )
-                rows.append(
-                    row
-                    | {
-                        "way": way.name,
-                        "units": units,
-                        "direction": "out" if outward else "in",
-                        "slower": row["with"] / row["alone"] - 1,
-                    }
-                )
+    for name, options in GEMM_TRIALS:
+        for outward in (True, False):
+            ends = (pages, slots) if outward else (slots, pages)
+            works = [Copy(ends[0][at : at + 128], ends[1][at : at + 128]) for at in (0, 128)]
+            row = anyio.run(
+                _beside_gemm,
+                settings.device(spin=200e-6, **options),
+                works,
+                4 if short else 8,
+                backend_options={"use_uvloop": True},
+            )
+            rows.append(
+                row
+                | {
+                    "trial": name,
+                    "direction": "out" if outward else "in",
+                    "slower": row["with"] / row["alone"] - 1,
+                }
+            )
     host.close()
     lines = [
-        f"{r['way']:7} {r['units']:3} units {r['direction']:3}: GEMM {r['alone']:.3f} ms alone, "
+        f"{r['trial']:33} {r['direction']:3}: GEMM {r['alone']:.3f} ms alone, "
         f"{r['with']:.3f} beside {r['rate']:.1f} GB/s: {100 * r['slower']:+.2f} %"
         for r in rows
     ]
     return {"rows": rows, "lines": lines}
 
 
-async def _beside_gemm(device: CudaDevice, work: Copy, turns: int) -> dict[str, Any]:
+async def _beside_gemm(device: CudaDevice, works: list[Copy], turns: int) -> dict[str, Any]:
+    """Two copies of different pages are in flight, each behind the last one of the same pages."""
     import torch  # noqa: PLC0415 - only where there is a GPU
 
     left = torch.randn((8192, 8192), device="cuda:0", dtype=torch.bfloat16)
@@ -163,22 +185,24 @@ async def _beside_gemm(device: CudaDevice, work: Copy, turns: int) -> dict[str, 
         return ends
 
     async with Engine(device) as engine:
-        await engine.run(work, after=())
+        for work in works:
+            await engine.run(work, after=())
         products()[1].synchronize()
         for _ in range(turns):
             first, last = products()
             last.synchronize()
             alone.append(first.elapsed_time(last) / many)
-            ops = [await engine.submit(work, after=())]
+            ops = deque([await engine.submit(work, after=()) for work in works])
             began = time.perf_counter()
             first, last = products()
             moved = 0
             while not last.query():
-                follow = await engine.submit(work, after=ops[-1])
-                await ops[-1].wait()
-                moved += work.nbytes
-                ops = [follow]
+                oldest = ops.popleft()
+                await oldest.wait()
+                moved += oldest.nbytes
+                ops.append(await engine.submit(oldest.work, after=()))
             rates.append(gigabytes(moved, time.perf_counter() - began))
             beside.append(first.elapsed_time(last) / many)
-            await ops[-1].wait()
+            for op in ops:
+                await op.wait()
     return {"alone": median(alone), "with": median(beside), "rate": median(rates)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 import msgspec
@@ -14,7 +14,7 @@ import numpy as np
 from transfer import BlockLayout, Blocks, Copy, Extent
 from transfer._cuda_driver import CudaDriver
 from transfer._cuda_watch import CudaFence
-from transfer.cuda import H200, CopyTable, CudaDevice, DevicePool, PinnedPool
+from transfer.cuda import H200, CopyTable, CudaDevice, DevicePool, Pace, PinnedPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,29 +31,39 @@ class Settings:
     """How devices are made: by default, or as this run has found best.
 
     Attributes:
-        multiprocessors, staging, table: as for `CudaDevice`.
+        multiprocessors, staging, table, pace: as for `CudaDevice`.
     """
 
     multiprocessors: int = 8
     staging: int = 32 * MIB
     table: CopyTable = H200
+    pace: Pace = field(default_factory=Pace)
 
     @classmethod
     def of(cls, folder: Path) -> Settings:
-        """What the parts `tune` and `table` have left in a folder, else the defaults."""
+        """What the parts `tune`, `pace`, `bare`, `table` left in a folder, else the defaults."""
         best: dict[str, int] = {}
+        pace = Pace()
         tune, table = folder / "tune.json", folder / "table.json"
         if tune.exists():
             best = dict(msgspec.json.decode(tune.read_bytes())["best"])
         found = H200
         if table.exists():
             found = CopyTable.parse(str(msgspec.json.decode(table.read_bytes())["table"]))
-        return cls(table=found, **best)
+        for chosen in (folder / "pace.json", folder / "bare.json"):
+            if chosen.exists():
+                pace = Pace(**msgspec.json.decode(chosen.read_bytes())["best"])
+        return cls(table=found, pace=pace, **best)
 
     def device(self, **options: Any) -> CudaDevice:
         """A device; `options` win."""
-        own = {"multiprocessors": self.multiprocessors, "staging": self.staging}
-        return CudaDevice(0, **{**own, "table": self.table, **options})
+        own: dict[str, Any] = {
+            "multiprocessors": self.multiprocessors,
+            "staging": self.staging,
+            "table": self.table,
+            "pace": self.pace,
+        }
+        return CudaDevice(0, **{**own, **options})
 
 
 SHAPE = (16, 8, 128)
@@ -203,13 +213,18 @@ def median(values: list[float]) -> float:
 
 def rounds(count: int, *ways: Callable[[], float]) -> list[float]:
     """Medians of interleaved rounds, after two that are not counted."""
+    return [median(found) for found in samples(count, *ways)]
+
+
+def samples(count: int, *ways: Callable[[], float]) -> list[list[float]]:
+    """Each way's figures of interleaved rounds, after two that are not counted."""
     times: list[list[float]] = [[] for _ in ways]
     for number in range(count + 2):
         for way, found in zip(ways, times, strict=True):
             took = way()
             if number >= 2:
                 found.append(took)
-    return [median(found) for found in times]
+    return times
 
 
 def page_pools(layout: BlockLayout, pages: int, slots: int) -> tuple[DevicePool, PinnedPool]:

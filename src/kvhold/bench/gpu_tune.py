@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from kvhold.bench.gpu_rig import (
@@ -15,22 +16,25 @@ from kvhold.bench.gpu_rig import (
     page_layout,
     page_pools,
     rounds,
+    samples,
     scattered,
 )
+from kvhold.bench.pairs import percentile
 from transfer import BlockLayout, Blocks, Copy, Extent
-from transfer._cuda_plan import Rate
+from transfer._cuda_plan import Besides, Rate
 from transfer.cuda import CopyTable, DevicePool, PinnedPool, Way
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kvhold.bench.gpu_rig import Settings
+    from kvhold.bench.gpu_rig import Direct, Settings
 
 UNITS = (8, 16, 32)
 AREAS = (8, 16, 32)
 """Multiprocessors, and MiB of a staging area, that are tried."""
 SMALL, LARGE = 16 * MIB, 128 * MIB
-"""Two sizes whose difference gives a rate, and whose rest is what a way costs besides."""
+"""Two sizes whose difference gives a rate."""
+SIZES = tuple(size * MIB for size in (2, 6, 12, 32, 64, 128))
+WHOLE_KIB = 2048
+"""Sizes, in pieces of so many KiB, at which it is measured what a way costs besides its rate."""
 
 
 def measure(short: bool, settings: Settings) -> dict[str, Any]:
@@ -110,44 +114,94 @@ def _kernel_alone(settings: Settings) -> list[dict[str, Any]]:
 
 
 def table(short: bool, settings: Settings) -> dict[str, Any]:
-    """Rates by way, direction and piece, and what each way costs besides: a `CopyTable`."""
+    """Rates by way, direction and piece, and what each way costs besides: a `CopyTable`.
+
+    All ways of one size of piece take turns, so that a bad second is every way's.
+    """
     lines: list[str] = []
     rates: list[Rate] = []
-    rest: dict[Way, list[float]] = defaultdict(list)
+    besides: list[Besides] = []
+    spreads: list[float] = []
     count = 5 if short else 9
     for kib in (4, 8, 16, 24, 28, 32, 64, 256, 2048, 8192):
         size = kib << 10
         layout = BlockLayout((Extent("bytes", (size,), "uint8"),), (size,))
-        few, many = SMALL // size, LARGE // size
+        many = LARGE // size
         gpu, host = DevicePool(layout, 2 * many), PinnedPool(layout, 2 * many)
         near, every = scattered(gpu, many), host.lease(2 * many).handle
         far = Blocks(host, every.ids[::2], every.generations[::2])
-        for way in (Way.DMA, Way.BATCH, Way.STAGED, Way.MAPPED):
-            turns = 2 if way is Way.DMA and kib < 64 else count
-            with direct(settings, ways=(way,)) as one:
-                for outward in (True, False):
-                    ends = (near, far) if outward else (far, near)
-                    whole = Copy(*ends)
-                    part = Copy(ends[0][:few], ends[1][:few])
-                    rate, besides = _fit(part, whole, one.seconds, turns)
-                    rates.append(Rate(way, outward, size, rate))
-                    rest[way].append(besides)
-                    lines.append(
-                        f"{way.name:7} {kib:6} KiB {'out' if outward else 'in':3} "
-                        f"{rate / 1e9:5.1f} GB/s and {besides * 1e6:5.1f} us"
-                    )
+        with ExitStack() as stack:
+            devices = {
+                way: stack.enter_context(direct(settings, ways=(way,)))
+                for way in (Way.DMA, Way.BATCH, Way.STAGED, Way.MAPPED)
+            }
+            for outward in (True, False):
+                ends = (near, far) if outward else (far, near)
+                found = _rates(devices, ends, size, outward=outward, count=count)
+                rates += found
+                lines += [_rate_line(rate) for rate in found]
+                if kib == WHOLE_KIB:
+                    rest, spread = _besides(devices, ends, found, count=count + 2)
+                    besides += rest
+                    spreads += spread
         host.close()
         gpu.close()
-    base = tuple((way, max(median(found), 1e-6)) for way, found in rest.items())
-    lines += [f"{way.name} costs {seconds * 1e6:.1f} us besides" for way, seconds in base]
-    made = CopyTable("measured by kvhold.bench.gpu", tuple(rates), base)
-    return {"table": made.dump(), "lines": lines}
+    lines += [
+        f"{r.way.name:7} {r.nbytes // MIB:4} MiB {'out' if r.outward else 'in':3} costs "
+        f"{r.seconds * 1e6:6.1f} us besides"
+        for r in besides
+    ]
+    rests = defaultdict(list)
+    for rest_of in besides:
+        rests[rest_of.way].append(rest_of.seconds)
+    base = tuple((way, max(median(found), 1e-6)) for way, found in rests.items())
+    noise = median(spreads)
+    lines.append(f"the middle half of equal measurements lies within {100 * noise:.1f} %")
+    origin = "measured by kvhold.bench.gpu"
+    made = CopyTable(origin, tuple(rates), base, tuple(besides), noise)
+    return {"table": made.dump(), "noise": noise, "lines": lines}
 
 
-def _fit(
-    part: Copy, whole: Copy, seconds: Callable[[Copy], float], turns: int
-) -> tuple[float, float]:
-    """Bytes per second from one size to the next, and seconds that are left over."""
-    short, long = rounds(turns, functools.partial(seconds, part), functools.partial(seconds, whole))
-    rate = (whole.nbytes - part.nbytes) / max(long - short, 1e-9)
-    return rate, short - part.nbytes / rate
+def _rate_line(rate: Rate) -> str:
+    direction = "out" if rate.outward else "in"
+    return (
+        f"{rate.way.name:7} {rate.fragment >> 10:6} KiB {direction:3} {rate.rate / 1e9:5.1f} GB/s"
+    )
+
+
+def _rates(
+    devices: dict[Way, Direct], ends: tuple[Blocks, Blocks], size: int, *, outward: bool, count: int
+) -> list[Rate]:
+    """One line for each way; the driver's copies of small pieces, which take long, by themselves."""
+    few = max(1, SMALL // size)
+    part, whole = Copy(ends[0][:few], ends[1][:few]), Copy(*ends)
+    slow = [Way.DMA] if size < 64 << 10 else []
+    found = []
+    for ways, turns in ((slow, 2), ([way for way in devices if way not in slow], count)):
+        calls = [
+            functools.partial(devices[way].seconds, work) for way in ways for work in (part, whole)
+        ]
+        times = rounds(turns, *calls)
+        for way, short, long in zip(ways, times[::2], times[1::2], strict=True):
+            rate = (whole.nbytes - part.nbytes) / max(long - short, 1e-9)
+            found.append(Rate(way, outward, size, rate))
+    return found
+
+
+def _besides(
+    devices: dict[Way, Direct], ends: tuple[Blocks, Blocks], rates: list[Rate], *, count: int
+) -> tuple[list[Besides], list[float]]:
+    """What copies of several sizes take longer than their rate; how far equal ones are apart."""
+    per_block = ends[0].pool.layout.nbytes
+    found, spreads = [], []
+    speeds = {rate.way: rate for rate in rates}
+    for size in SIZES:
+        blocks = max(1, min(size // per_block, len(ends[0])))
+        work = Copy(ends[0][:blocks], ends[1][:blocks])
+        calls = [functools.partial(one.seconds, work) for one in devices.values()]
+        for way, times in zip(devices, samples(count, *calls), strict=True):
+            took, rate = median(times), speeds[way]
+            rest = max(took - work.nbytes / rate.rate, 1e-6)
+            found.append(Besides(way, rate.outward, work.nbytes, rest))
+            spreads.append((percentile(times, 75) - percentile(times, 25)) / took)
+    return found, spreads

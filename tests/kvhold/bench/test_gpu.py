@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
 
 from kvhold._errors import UserError
 from kvhold.bench import gpu
@@ -51,5 +52,48 @@ def test_a_part_that_fails_costs_its_own_figures_only(
 
 
 def test_unknown_parts_are_named(here: None, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'nothing': there are tune, table"):
+    with pytest.raises(UserError, match="'nothing': there are tune, pace"):
         gpu.main(tmp_path, only="nothing")
+
+
+def test_a_run_with_a_failed_part_ends_in_one_and_has_a_picture(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def part(_short: bool, _settings: Any) -> dict[str, Any]:
+        return {"rows": [], "lines": []}
+
+    monkeypatch.setattr(gpu, "PARTS", dict.fromkeys(("broken", "good"), (part, 9.0)))
+    with pytest.raises(typer.Exit) as end:
+        gpu.command(tmp_path)
+    assert end.value.exit_code == 1
+    out, err = capsys.readouterr()
+    assert err == "failed: broken\n"
+    assert "2 of 2, good" in out
+    assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
+    gpu.command(tmp_path, only="good")  # no exception: exit 0
+
+
+def test_what_an_earlier_run_left_is_not_reported(here: None, tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{}", encoding="utf-8")
+    gpu.PARTS["broken"] = (lambda *_: {}, 9.0)
+    try:
+        found = gpu.run_part("broken", tmp_path, short=True)
+    finally:
+        del gpu.PARTS["broken"]
+    assert set(found) == {"seconds", "problem"}
+
+
+def test_gpu_as_a_word_of_the_other_command(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvhold.bench import __main__ as parts
+
+    called: list[Any] = []
+    monkeypatch.setattr(typer, "run", called.append)
+    monkeypatch.setattr(sys, "argv", ["bench", "gpu", "--out", "x"])
+    parts.entry()
+    assert called == [gpu.command]
+    assert sys.argv == ["bench", "--out", "x"]
+    monkeypatch.setattr(sys, "argv", ["bench", "--only", "engine"])
+    parts.entry()
+    assert called[1] is parts.main

@@ -9,7 +9,7 @@ from tests.kvhold.bench.fake_gpu import LAYOUT, stand_in
 
 from kvhold.bench import gpu_rig
 from transfer import Copy
-from transfer.cuda import H200, CopyTable, Way
+from transfer.cuda import H200, CopyTable, Pace, Way
 
 
 def test_rounds_are_taken_in_turn_and_the_first_two_do_not_count() -> None:
@@ -31,6 +31,8 @@ def test_settings_follow_what_the_first_parts_found(tmp_path: Path) -> None:
     made = CopyTable("here", H200.rates[:3], ((Way.DMA, 1e-6),))
     (tmp_path / "table.json").write_bytes(msgspec.json.encode({"table": made.dump()}))
     assert gpu_rig.Settings.of(tmp_path) == gpu_rig.Settings(8, 1 << 23, made)
+    (tmp_path / "pace.json").write_bytes(msgspec.json.encode({"best": {"movers": 2}}))
+    assert gpu_rig.Settings.of(tmp_path).pace == Pace(movers=2)
 
 
 def test_copies_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
