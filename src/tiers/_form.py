@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tiers._errors import CapacityExceeded, ProvenanceMismatch
 from tiers._layout import FP8, KEY, VALUE, VALUE_SCALE, PageLayout, ScaleScope, StaticScales
 from tiers.codec import BLOB, ByteThroughCodec, K16V8Codec, V3Codec
 from tiers.format import Identity, parse_v3
+from tiers.host import made
 from transfer._errors import LayoutMismatch
 from transfer._extent import BlockLayout
 from transfer._memory import HostPool
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tiers._key import Provenance
     from tiers._layout import Component
     from tiers.fp8 import NonFinite
+    from tiers.host import HostTier, MakePool
     from transfer._handle import Block, Lease
     from transfer._memory import Pool
 
@@ -133,6 +136,20 @@ class Form:
     def raw_layout(self) -> BlockLayout:
         """A host slot for what the codec takes and gives, dense."""
         return self.layout.slot(self.inputs, align=_ALIGN)
+
+    def check_host(self, tier: HostTier) -> None:
+        """Refuse a tier that does not hold the components of this placement as they are needed.
+
+        Raises:
+            LayoutMismatch: one is missing or differs, or is not in one piece where the codec
+                works on it.
+        """
+        tier.check_layout(self.stored, self.host_names)
+        if self.blob is None and dense(tier.pool.layout, self.stored, self.host_names) is None:
+            raise LayoutMismatch(
+                f"{tier.name}: found components of {tier.pool!r} layer by layer, expected each "
+                "over all layers in one piece"
+            )
 
     def check_keys(self, provenance: Provenance) -> None:
         """Refuse keys of another layout, of another's scales, or of other static ones.
@@ -275,20 +292,28 @@ class Stages:
         form: what passes through.
         count: how many pages at once.
         name: of the pools, for messages.
+        make_pool: makes the pools, which are closed with the stages.
+
+    Raises:
+        LayoutMismatch: a pool is not what was asked for; it stays the caller's.
     """
 
-    def __init__(self, form: Form, count: int, *, name: str) -> None:
+    def __init__(
+        self, form: Form, count: int, *, name: str, make_pool: MakePool = HostPool
+    ) -> None:
         self._form = form
         self.count = count
-        self._blobs = (
-            HostPool(BlockLayout.raw(form.file_bytes), count, name=f"{name} files")
-            if form.file_bytes
-            else None
-        )
-        self._raw = HostPool(form.raw_layout, count, name=f"{name} pages")
+        self._blobs: Pool | None = None
+        with ExitStack() as undo:
+            if form.file_bytes:
+                layout = BlockLayout.raw(form.file_bytes)
+                self._blobs = made(make_pool, layout, count, name=f"{name} files")
+                undo.callback(self._blobs.close)
+            self._raw = made(make_pool, form.raw_layout, count, name=f"{name} pages")
+            undo.pop_all()
 
     @property
-    def pools(self) -> list[HostPool]:
+    def pools(self) -> list[Pool]:
         """The pools behind it."""
         return [pool for pool in (self._blobs, self._raw) if pool is not None]
 
@@ -328,3 +353,32 @@ class Stages:
         finally:
             for pool in busy:
                 pool.close()
+
+
+def stages_of(
+    form: Form, *, write_bytes: int, read_bytes: int, make_pool: MakePool
+) -> tuple[Stages, Stages]:
+    """Stages for pages on their way to files, and a share of memory for those on their way back.
+
+    Args:
+        form: what passes through.
+        write_bytes: bytes of pages on their way to files; at least one page.
+        read_bytes: bytes of pages on their way back; at least two pages.
+        make_pool: makes the pools.
+
+    Raises:
+        LayoutMismatch: a pool is not what was asked for, or was given before.
+    """
+    page = form.file_bytes or form.raw_layout.nbytes
+    with ExitStack() as undo:
+        count = max(1, write_bytes // page)
+        writes = Stages(form, count, name="write staging", make_pool=make_pool)
+        undo.callback(writes.close)
+        count = max(2, read_bytes // page)
+        reads = Stages(form, count, name="read staging", make_pool=make_pool)
+        undo.callback(reads.close)
+        pools = [*writes.pools, *reads.pools]
+        if len(set(map(id, pools))) != len(pools):
+            raise LayoutMismatch("staging: found one pool twice, expected a pool for each request")
+        undo.pop_all()
+    return writes, reads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
+from tiers._errors import TierError
 from tiers._folder import SHARDS
 from tiers._form import Placement
 from tiers._index import Entry
@@ -13,6 +14,7 @@ from tiers.disk import findings
 from transfer._drain import wait_decided
 from transfer._errors import CompletionLost, LeaseError, TransferError, WouldBlock
 from transfer._state import State
+from transfer._wait import wait_woken
 from transfer._work import Launch
 
 if TYPE_CHECKING:
@@ -53,6 +55,18 @@ class Recovery:
         self._next: Launch | None = None
         self._active = 0
         self._done = 0
+
+    async def wait(self) -> int:
+        """Wait until every step was taken; how many pages were taken over.
+
+        Raises:
+            TierError: a part of the folder could not be read.
+        """
+        while not self.ended:
+            await wait_woken(self._core.waiters)
+        if self.error is not None:
+            raise TierError(f"{self._disk!r} was read in part: {self.error}")
+        return self.adopted
 
     def pump(self) -> None:
         """Post the next steps."""

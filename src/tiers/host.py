@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 import numpy as np
 
@@ -19,9 +19,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tiers._layout import PageLayout
+    from transfer._extent import BlockLayout
     from transfer._work import Work
 
 _MADV_HUGEPAGE: Final = 14
+
+
+class MakePool(Protocol):
+    """Makes host memory: `transfer.HostPool`, or `transfer.cuda.PinnedPool` for pages on a GPU."""
+
+    def __call__(self, layout: BlockLayout, blocks: int, *, name: str) -> Pool:
+        """A pool that nobody uses, with exactly this layout and as many blocks."""
+        ...
+
+
+def made(make_pool: MakePool, layout: BlockLayout, blocks: int, *, name: str) -> Pool:
+    """A pool that was made as asked.
+
+    Raises:
+        LayoutMismatch: it is not what was asked for; it stays the caller's.
+    """
+    pool = make_pool(layout, blocks, name=name)
+    if pool.kind != "host" or pool.foreign:
+        raise LayoutMismatch(f"{name}: found {pool!r}, expected host memory of our own")
+    if pool.blocks != blocks or pool.counts().free != blocks:
+        raise LayoutMismatch(
+            f"{name}: found {pool.blocks} blocks, {pool.counts().free} free; expected {blocks}"
+        )
+    if pool.layout != layout:
+        raise LayoutMismatch(f"{name}: found {pool.layout}, expected {layout}")
+    return pool
 
 
 @final
@@ -76,6 +103,7 @@ class HostTier:
         blocks: int,
         name: str = "host",
         huge: bool = False,
+        make_pool: MakePool = HostPool,
     ) -> HostTier:
         """A tier with a pool of its own, for some components of a page.
 
@@ -85,8 +113,12 @@ class HostTier:
             blocks: pages.
             name: for messages and statistics.
             huge: as for the tier.
+            make_pool: makes the pool, such as one of page-locked memory; the tier closes it.
+
+        Raises:
+            LayoutMismatch: the pool is not what was asked for; it stays the caller's.
         """
-        return cls(HostPool(layout.slot(names), blocks, name=name), name=name, huge=huge)
+        return cls(made(make_pool, layout.slot(names), blocks, name=name), name=name, huge=huge)
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.pool!r}>"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from tiers._errors import TierError
 from tiers._flight import Flights
-from tiers._form import Form, Placement, Stages
+from tiers._form import Form, Placement, stages_of
 from tiers._layout import PageLayout, ScaleScope, StaticScales
 from tiers._policy import Admission, Lru
 from tiers._store_core import Core
@@ -16,6 +15,7 @@ from tiers._store_report import StoreStatistics, VerifyReport, observe, verify
 from tiers._store_upkeep import Recovery, open_tier, release_tier
 from transfer._drain import wait_unstoppable
 from transfer._errors import EngineClosed, LayoutMismatch, LeaseError
+from transfer._memory import HostPool
 from transfer._wait import wait_woken
 from transfer._work import handle_of
 
@@ -32,20 +32,12 @@ if TYPE_CHECKING:
     from tiers._store_upkeep import Progress
     from tiers.disk import DiskTier
     from tiers.fp8 import NonFinite
-    from tiers.host import HostTier
+    from tiers.host import HostTier, MakePool
     from transfer._engine import Engine
-    from transfer._memory import HostPool
+    from transfer._memory import Pool
     from transfer._work import HandleLike
 
-__all__ = [
-    "Hit",
-    "KVStore",
-    "Placement",
-    "PutFailed",
-    "StoreStatistics",
-    "Ticket",
-    "VerifyReport",
-]
+__all__ = ["Hit", "KVStore", "Placement", "PutFailed", "StoreStatistics", "Ticket", "VerifyReport"]
 
 
 @final
@@ -67,6 +59,7 @@ class KVStore:
         nonfinite: what becomes of NaN and infinities among values.
         write_behind_bytes: bytes of pages that may be staged for files, at least one page.
         read_bytes: bytes of pages that may be on their way back, a share that writes cannot take.
+        make_pool: makes the memory of both, such as `transfer.cuda.PinnedPool`; the store closes it.
         backpressure: whether a put waits for room that comes by itself, or is refused.
         policy: makes an eviction policy: `Lru` or `S3Fifo`.
         quotas: bytes, over all tiers, that a tenant may have.
@@ -93,6 +86,7 @@ class KVStore:
         nonfinite: NonFinite = "saturate",
         write_behind_bytes: int = 256 << 20,
         read_bytes: int = 64 << 20,
+        make_pool: MakePool = HostPool,
         backpressure: Backpressure = "wait",
         policy: MakePolicy = Lru,
         quotas: Mapping[str, int] | None = None,
@@ -115,7 +109,7 @@ class KVStore:
                 f"{form.host_names or 'nothing'} in host memory, {form.file_bytes} bytes in a file"
             )
         if host is not None:
-            host.check_layout(form.stored, form.host_names)
+            form.check_host(host)
         self.engine = engine
         self.placement = placement
         self.layout = layout
@@ -124,9 +118,9 @@ class KVStore:
         self._disk = disk
         self._backpressure: Backpressure = backpressure
         self._deadline = close_deadline
-        page = form.file_bytes or form.raw_layout.nbytes
-        writes = Stages(form, max(1, write_behind_bytes // page), name="write staging")
-        reads = Stages(form, max(2, read_bytes // page), name="read staging")
+        writes, reads = stages_of(
+            form, write_bytes=write_behind_bytes, read_bytes=read_bytes, make_pool=make_pool
+        )
         self._core = Core(
             engine,
             form,
@@ -174,17 +168,14 @@ class KVStore:
         Raises:
             TransferError: a part of it could not be read.
         """
-        recovery = self._recovery
-        if recovery is None:
-            return 0
-        while not recovery.ended:
-            await wait_woken(self._core.waiters)
-        if recovery.error is not None:
-            raise TierError(f"{self._disk!r} was read in part: {recovery.error}")
-        return recovery.adopted
+        return 0 if self._recovery is None else await self._recovery.wait()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        finally:
+            if not self._started:
+                self._give_back()
         return self
 
     async def __aexit__(
@@ -212,6 +203,7 @@ class KVStore:
         """
         core = self._core
         if not self._started:
+            self._give_back()
             return
         self._started = False
         core.closing = True
@@ -226,13 +218,18 @@ class KVStore:
         if self._disk is not None:
             release_tier(core, self._disk)
             strikes.append(await self._settle(self._deadline))
-        try:
-            core.stages.close()
-        finally:
-            self._flights.stages.close()
+        self._give_back()
         caught = next((strike for strike in strikes if strike is not None), None)
         if caught is not None:
             raise caught
+
+    def _give_back(self) -> None:
+        """Close the staging memory; the store is of no use any more."""
+        self._core.closing = True
+        try:
+            self._core.stages.close()
+        finally:
+            self._flights.stages.close()
 
     async def _settle(self, deadline: float) -> BaseException | None:
         return await wait_unstoppable(self._idle, self._core.waiters, deadline=deadline)
@@ -384,7 +381,7 @@ class KVStore:
         """Whether the last tier can be read, and why not."""
         return self._core.reads.health()
 
-    def pools(self) -> list[HostPool]:
+    def pools(self) -> list[Pool]:
         """The store's own staging memory, for looking at its counts."""
         return [*self._core.stages.pools, *self._flights.stages.pools]
 

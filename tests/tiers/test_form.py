@@ -1,14 +1,15 @@
 """Forms: which component goes where, and what the codec may work on as it is."""
 
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from tests.tiers.store_kit import LAYOUT, SCALES, STATIC, THROUGH
 
-from tiers import CapacityExceeded
-from tiers._form import Form, Placement, Stages, dense
-from transfer import BlockLayout, Extent, LayoutMismatch
+from tiers import CapacityExceeded, HostTier
+from tiers._form import Form, Placement, Stages, dense, stages_of
+from transfer import BlockLayout, Extent, HostPool, LayoutMismatch, Pool, PoolBusy
 
 
 def test_components_by_placement() -> None:
@@ -80,3 +81,80 @@ def test_identity_is_the_entrys() -> None:
     entry = SimpleNamespace(digest=bytes(32), provenance=b"p" * 32, put=b"q" * 16)
     identity = form.identity(entry)  # type: ignore[arg-type]
     assert (identity.key, identity.provenance, identity.put) == (bytes(32), b"p" * 32, b"q" * 16)
+
+
+class Maker:
+    """Makes pools, keeps them, and may make one of them wrong."""
+
+    def __init__(self, *, wrong: int = -1, how: str = "") -> None:
+        self.made: list[Pool] = []
+        self.names: list[str] = []
+        self.wrong = wrong
+        self.how = how
+
+    def __call__(self, layout: BlockLayout, blocks: int, *, name: str) -> Pool:
+        how = self.how if len(self.made) == self.wrong else ""
+        self.names.append(name)
+        if how == "fails":
+            raise OSError("no memory can be page-locked")
+        if how == "same":
+            self.made.append(self.made[0])
+            return self.made[0]
+        other = BlockLayout.raw(layout.nbytes + 4096)
+        pool = HostPool(other if how == "layout" else layout, blocks + (how == "blocks"), name=name)
+        if how == "foreign":
+            pool.foreign = True
+        if how == "in use":
+            pool.lease()
+        self.made.append(pool)
+        return pool
+
+
+def test_stages_lie_in_pools_of_the_caller() -> None:
+    for placement in Placement:
+        make = Maker()
+        form = Form(LAYOUT, placement)
+        writes, reads = stages_of(form, write_bytes=1, read_bytes=1 << 20, make_pool=make)
+        assert [*writes.pools, *reads.pools] == make.made
+        assert len(set(make.names)) == len(make.names) == (2 if form.blob is None else 4)
+        assert writes.count == 1
+        assert reads.count == (1 << 20) // (form.file_bytes or form.raw_layout.nbytes)
+        for stages in (writes, reads):
+            stages.close()
+
+
+@pytest.mark.parametrize("wrong", range(4))
+@pytest.mark.parametrize("how", ["layout", "blocks", "foreign", "in use", "fails"])
+def test_a_pool_that_is_not_what_was_asked_for_is_refused(how: str, wrong: int) -> None:
+    make = Maker(wrong=wrong, how=how)
+    error = OSError if how == "fails" else LayoutMismatch
+    form = Form(LAYOUT, Placement.SPLIT)
+    with pytest.raises(error, match=r"expected|page-locked"):
+        stages_of(form, write_bytes=1 << 16, read_bytes=1 << 16, make_pool=make)
+    # What was taken before is given back; what was refused stays the caller's.
+    assert all(pool._closed for pool in make.made[:wrong])
+    assert not any(pool._closed for pool in make.made[wrong:])
+    with suppress(PoolBusy):
+        for pool in make.made[wrong:]:
+            pool.close()
+
+
+def test_a_pool_that_was_given_before_is_refused() -> None:
+    make = Maker(wrong=2, how="same")
+    form = Form(LAYOUT, Placement.SPLIT)
+    with pytest.raises(LayoutMismatch, match="one pool twice"):
+        stages_of(form, write_bytes=1 << 16, read_bytes=1 << 16, make_pool=make)
+    assert all(pool._closed for pool in make.made)
+
+
+def test_components_that_lie_apart_cannot_be_encoded_in_place() -> None:
+    plan = LAYOUT.encoded(scope=SCALES.scope).block_layout
+    extents = sorted(plan.extents, key=lambda extent: (extent.layer, extent.name))
+    offset, apart = 0, []
+    for extent in extents:  # layer by layer: no component is in one piece
+        apart.append(replace(extent, offset=offset))
+        offset += -(-extent.nbytes // 64) * 64
+    with HostPool(BlockLayout(tuple(apart), (offset,)), 2) as pool:
+        with pytest.raises(LayoutMismatch, match="in one piece"):
+            Form(LAYOUT, Placement.WHOLE_HOST).check_host(HostTier(pool))
+        Form(LAYOUT, Placement.SPLIT).check_host(HostTier(pool))

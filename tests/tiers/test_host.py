@@ -9,7 +9,7 @@ from tests.tiers.store_kit import LAYOUT
 from tiers import CapacityExceeded, HostTier, Item, PageOrder
 from tiers._form import Form, Placement
 from tiers.host import gather, join
-from transfer import Block, BlockLayout, Extent, LayoutMismatch, Pool, StaleBlock
+from transfer import Block, BlockLayout, Extent, HostPool, LayoutMismatch, Pool, StaleBlock
 
 FORM = Form(LAYOUT, Placement.SPLIT)
 
@@ -36,6 +36,26 @@ def test_other_layouts_are_refused() -> None:
     with pytest.raises(LayoutMismatch, match="our own"):
         HostTier(foreign)
     tier.close()
+
+
+def test_memory_of_the_callers() -> None:
+    made: list[Pool] = []
+
+    def make(layout: BlockLayout, blocks: int, *, name: str) -> Pool:
+        made.append(HostPool(layout, blocks, align=8192, name=name))
+        return made[-1]
+
+    tier = HostTier.of(FORM.stored, ("key",), blocks=3, make_pool=make, name="locked")
+    assert tier.pool is made[0]
+    assert tier.stride == 8192
+    assert made[0].name == "locked"
+    tier.close()
+
+    def other(layout: BlockLayout, blocks: int, *, name: str) -> Pool:
+        return HostPool(layout, blocks + 1, name=name)
+
+    with pytest.raises(LayoutMismatch, match="4 blocks"):
+        HostTier.of(FORM.stored, ("key",), blocks=3, make_pool=other)
 
 
 def test_places_are_blocks_and_come_back() -> None:

@@ -21,6 +21,7 @@ from tests.tiers.store_kit import (
 )
 
 from tiers import (
+    DiskTier,
     KVStore,
     PageLayout,
     PageOrder,
@@ -29,10 +30,11 @@ from tiers import (
     PutFailed,
     ScaleScope,
     StaticScales,
+    TierBusy,
 )
 from tiers._team import Team
 from tiers.format import parse_v3, seal_v3
-from transfer import EngineClosed, LayoutMismatch, LeaseError
+from transfer import BlockLayout, EngineClosed, HostPool, LayoutMismatch, LeaseError
 
 pytestmark = pytest.mark.anyio
 
@@ -250,6 +252,38 @@ async def test_a_store_needs_the_tiers_of_its_placement(tmp_path: Path) -> None:
         for placement in Placement:
             with pytest.raises(LayoutMismatch, match="host tier None"):
                 KVStore(it.engine, layout=LAYOUT, placement=placement)
+
+
+@PLACEMENTS
+async def test_staging_in_memory_of_the_callers(tmp_path: Path, placement: Placement) -> None:
+    made: list[HostPool] = []
+
+    def make(layout: BlockLayout, blocks: int, *, name: str) -> HostPool:
+        made.append(HostPool(layout, blocks, name=name))
+        return made[-1]
+
+    async with rig(tmp_path, placement=placement, make_pool=make) as it:
+        assert it.store.pools() == made
+        await it.put(keys_of(5))
+        assert await it.get(keys_of(5)) == 5
+        assert not any(pool._closed for pool in made)
+    assert len(made) == (2 if placement is Placement.WHOLE_HOST else 4)
+    assert all(pool._closed for pool in made)
+
+
+async def test_staging_is_given_back_when_the_store_cannot_start(tmp_path: Path) -> None:
+    async with rig(tmp_path, placement=Placement.WHOLE_DISK) as it:
+        options: dict[str, Any] = {"layout": LAYOUT, "placement": Placement.WHOLE_DISK}
+        store = KVStore(it.engine, disk=DiskTier(tmp_path), **options)
+        with pytest.raises(TierBusy):
+            async with store:
+                pytest.fail("it has no folder")
+        assert all(pool._closed for pool in store.pools())
+        with pytest.raises(EngineClosed):
+            await store.start()
+        never = KVStore(it.engine, disk=DiskTier(tmp_path), **options)
+        await never.aclose()
+        assert all(pool._closed for pool in never.pools())
 
 
 async def test_a_refusal_names_pages_and_reasons(tmp_path: Path) -> None:
