@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -19,7 +19,9 @@ from tiers._fp8_lookup import cast, codes_tensor, decode_lookup, encode_lookup
 from tiers._fp8_scratch import (
     WIDE,
     Scratch,
+    dense,
     merge_axes,
+    narrow_tensor,
     one_torch_thread,
     pieces,
     scale_box,
@@ -56,6 +58,7 @@ class Job:
         dtype: the values' dtype.
         form: the codes' format.
         nan: values may hold NaN.
+        clamp: a quotient may lie beyond the largest code by more than a rounding error.
     """
 
     values: Bits
@@ -65,6 +68,7 @@ class Job:
     dtype: str
     form: Fp8Format
     nan: bool = False
+    clamp: bool = True
 
     @classmethod
     def of(
@@ -85,9 +89,11 @@ class Job:
 
     def at(self, box: tuple[slice, ...]) -> Job:
         """The part of the job in a box of the values."""
-        scales = self.scales[scale_box(box, self.kept)]
-        return Job(
-            self.values[box], self.codes[box], scales, self.kept, self.dtype, self.form, self.nan
+        return replace(
+            self,
+            values=self.values[box],
+            codes=self.codes[box],
+            scales=self.scales[scale_box(box, self.kept)],
         )
 
     @property
@@ -138,23 +144,33 @@ def _encode_share(job: Job, team: Team) -> None:
 
 
 def _encode_wide(job: Job, scratch: Scratch) -> None:
-    """Any number of scales: widen, divide, clamp, cast."""
+    """Any number of scales: widen, divide, clamp, cast.
+
+    As few and as long operators as can be, on the caller's memory where it is dense: around each one
+    the interpreter lock is given up, and getting it back from other threads is what takes time.
+    """
     import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
 
     form, kept = job.form, job.kept
     for box in pieces(job.values.shape, WIDE):
-        values = job.values[box]
+        values, codes = job.values[box], job.codes[box]
         view = scratch.views(values.shape, job.dtype, form.name, paired=False)
         if view.narrow_tensor is None:
             np.copyto(view.wide, values.view(np.float32))
+        elif dense(values):
+            view.wide_tensor.copy_(narrow_tensor(values, job.dtype))
         else:
             np.copyto(view.narrow, values)
             view.wide_tensor.copy_(view.narrow_tensor)
         view.wide_shaped.div_(torch.from_numpy(job.scales[scale_box(box, kept)]))
-        cast(view.wide_tensor, view.codes_tensor, form)
+        if dense(codes) and not job.nan:
+            out = torch.from_numpy(codes.reshape(-1)).view(view.codes_tensor.dtype)
+            cast(view.wide_tensor, out, form, clamp=job.clamp)
+            continue
+        cast(view.wide_tensor, view.codes_tensor, form, clamp=job.clamp)
         if job.nan:
             view.codes[np.isnan(view.wide)] = form.nan
-        np.copyto(job.codes[box], view.codes)
+        np.copyto(codes, view.codes)
 
 
 def _decode_share(job: Job, team: Team) -> None:
@@ -189,6 +205,8 @@ def _decode_wide(job: Job, scratch: Scratch) -> None:
         view.wide_shaped.mul_(torch.from_numpy(job.scales[scale_box(box, job.kept)]))
         if view.narrow_tensor is None:
             np.copyto(values.view(np.float32), view.wide)
+        elif dense(values):
+            narrow_tensor(values, job.dtype).copy_(view.wide_tensor)
         else:
             view.narrow_tensor.copy_(view.wide_tensor)
             np.copyto(values, view.narrow)

@@ -141,9 +141,17 @@ def _fill_decode_table(
     np.bitwise_or(single[None, :], single[:, None] << np.uint32(16), out=table.reshape(256, 256))
 
 
-def cast(wide: torch.Tensor, codes: torch.Tensor, form: Fp8Format) -> None:
-    """Divided values, clamped by ourselves, to the nearest code, ties to even."""
-    wide.clamp_(-form.largest, form.largest)
+def cast(wide: torch.Tensor, codes: torch.Tensor, form: Fp8Format, *, clamp: bool = True) -> None:
+    """Divided values, clamped by ourselves, to the nearest code, ties to even.
+
+    Args:
+        wide: float32; clamped in place.
+        codes: destination.
+        form: its format.
+        clamp: False if all are known to be rounded to the largest code at most.
+    """
+    if clamp:
+        wide.clamp_(-form.largest, form.largest)
     codes.copy_(wide)
 
 

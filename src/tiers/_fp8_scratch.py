@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Bits: TypeAlias = npt.NDArray[Any]
 
-WIDE: Final = 131_072
+WIDE: Final = 262_144
 """Elements of a piece for operators: calls so long that threads seldom wait for the interpreter lock."""
 LOOKUP: Final = 262_144
 """Elements of a piece for table lookups, which torch runs in the calling thread."""
@@ -115,6 +115,20 @@ class Scratch:
         if len(self._scales) < count:
             self._scales = np.zeros(count, np.float32)
         return self._scales[:count]
+
+
+def dense(array: Bits) -> bool:
+    """Whether torch can work on an array's memory as it is, as one run."""
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned and flags.writeable)
+
+
+def narrow_tensor(array: Bits, dtype: str) -> torch.Tensor:
+    """Dense 16-bit patterns as a flat tensor of their dtype, which shares their memory."""
+    import torch  # noqa: PLC0415 - import torch costs a second; formats are read without
+
+    found: torch.Tensor = torch.from_numpy(array.reshape(-1).view(np.int16))
+    return found.view(getattr(torch, dtype))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ import numpy as np
 from tiers._errors import AmplitudeError, NonFiniteValue
 from tiers._fp8_cast import Job, decode, encode
 from tiers._fp8_lookup import INFINITY
-from tiers._fp8_scratch import WIDE, Scratch, merge_axes, pieces, scale_box, split_shape
+from tiers._fp8_scratch import LOOKUP, WIDE, Scratch, merge_axes, pieces, scale_box, split_shape
 from tiers._fp8_tables import FORMATS, Fp8Format, decode_table
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ NonFinite: TypeAlias = Literal["saturate", "refuse"]
 """What becomes of NaN and infinities: encoded as described above and counted, or refused."""
 
 _SMALLEST: Final = np.float32(2.0**-149)
-_MAGNITUDE: Final = {2: np.uint16(0x7FFF), 4: np.uint32(0x7FFF_FFFF)}
+_NORMAL: Final = 2.0**-126
+_MAGNITUDE: Final[dict[int, Any]] = {2: np.uint16(0x7FFF), 4: np.uint32(0x7FFF_FFFF)}
 """Mask of all bits but the sign's, by bytes."""
 _PEAK_SHARE: Final = 2 * 1024 * 1024
 UNIT_SCALE_LIMIT: Final = 0.03
@@ -168,7 +169,7 @@ def _peaks_of(values: Bits, kept: tuple[bool, ...], team: Team, *, infinity: int
     with team.workspace() as space:
         scratch = space.of(Scratch)
         room = scratch.narrow if values.itemsize == 2 else scratch.index.view(np.uint32)
-        for box in pieces(values.shape, WIDE):
+        for box in pieces(values.shape, LOOKUP):
             part = values[box]
             found = room[: part.size].reshape(part.shape)
             np.bitwise_and(part, mask, out=found)
@@ -251,8 +252,10 @@ def cast_values(
         counts = _find_merged(
             values, flags, scales, dtype=dtype, form=form, team=team, nonfinite=nonfinite
         )
-        nan = counts.nan > 0
-        encode(Job(values, codes, scales.reshape(sizes), flags, dtype, form, nan), team)
+        # A scale below the normal numbers is rounded so much that quotients pass the largest code.
+        clamp = any(counts) or float(scales.min(initial=1.0)) < _NORMAL
+        job = Job(values, codes, scales.reshape(sizes), flags, dtype, form, counts.nan > 0, clamp)
+        encode(job, team)
         store(scales)
     return counts
 

@@ -246,3 +246,21 @@ def test_no_values_have_scales_of_one() -> None:
     )
     assert (codes.size, back.numel(), counts) == (0, 0, (0, 0))
     assert scales.tolist() == [1.0, 1.0]
+
+
+# Quotients are clamped where scales are rounded roughly, and need no clamp elsewhere.
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_casting_in_one_go_gives_the_codes_of_clamped_quotients(
+    form: fp8.Fp8Format, dtype: str
+) -> None:
+    peaks = np.arange(1, fp8.INFINITY[dtype], dtype=np.uint16)
+    values = np.stack([peaks, peaks | 0x8000, peaks - 1, peaks // 2], axis=1)
+    for part in np.array_split(values, 64):
+        kept, team = (True, False), Team()
+        codes, expected = np.zeros(part.shape, np.uint8), np.zeros(part.shape, np.uint8)
+        kinds: dict[str, Any] = {"dtype": dtype, "form": form, "team": team}
+        found: list[npt.NDArray[np.float32]] = []
+        fp8.cast_values(part, kept, codes, lambda s, f=found: f.append(s.copy()), **kinds)
+        fp8.encode_values(part, found[0], kept, expected, **kinds)
+        assert np.array_equal(codes, expected)

@@ -165,6 +165,34 @@ def test_threads_give_the_bytes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(found[0][1], found[1][1])
 
 
+def test_memory_that_may_only_be_read_is_encoded_as_any_other(way: str) -> None:
+    values = np.arange(0x3F00, 0x4300, dtype=np.uint16).reshape(2, -1)
+    frozen = np.frombuffer(values.tobytes(), np.uint16).reshape(values.shape)
+    found = []
+    for source in (values, frozen):
+        codes = np.zeros(values.shape, np.uint8)
+        encode(job(source, codes, 0.5, "bfloat16", FORMATS["float8_e4m3fn"]), Team())
+        found.append(codes)
+    assert np.array_equal(found[0], found[1])
+
+
+def test_many_pieces_give_the_bytes_of_one(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(9)
+    form = FORMATS["float8_e4m3fn"]
+    values = rng.integers(0, 0x7F00, (40, 64)).astype(np.uint16)
+    found = []
+    for limit in (1 << 18, 1024):
+        monkeypatch.setattr(_fp8_cast, "WIDE", limit)
+        codes, back = np.zeros(values.shape, np.uint8), np.zeros(values.shape, np.uint16)
+        scales = np.array([0.5], np.float32)
+        kept = (False, False)
+        encode(Job.of(values, codes, scales, kept, dtype="bfloat16", form=form), Team())
+        decode(Job.of(back, codes, scales, kept, dtype="bfloat16", form=form), Team())
+        found.append((codes, back))
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
+
+
 def test_nothing_is_a_job_too() -> None:
     form = FORMATS["float8_e4m3fn"]
     none = np.zeros((0, 4), np.uint16)
