@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def latency(short: bool, settings: Settings) -> dict[str, Any]:
         gpu, host = DevicePool(layout, 1), PinnedPool(layout, 1)
         work = Copy(gpu.lease().handle, host.lease().handle)
         bare = Bare(nbytes)
-        for loop in ("uvloop", "asyncio", "trio"):
+        for loop in LOOPS:
             for spin, mode in ((float("inf"), "spin"), (200e-6, "spin 200 us"), (0.0, "block")):
                 limit = [bare.seconds(nbytes, outward=True) for _ in range(count)]
                 run = functools.partial(_wait_for, settings, work, spin, count)
@@ -108,6 +109,8 @@ def switches() -> int:
     return total
 
 
+LOOPS = tuple(loop for loop in ("uvloop", "asyncio", "trio") if find_spec(loop) is not None)
+"""Those that are installed."""
 GEMM_TRIALS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("STAGED", {"ways": (Way.STAGED,), "pace": Pace()}),
     ("STAGED, 16 units", {"ways": (Way.STAGED,), "pace": Pace(), "multiprocessors": 16}),

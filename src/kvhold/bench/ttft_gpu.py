@@ -39,24 +39,31 @@ CHUNK: Final = 512
 LINK: Final = "L1 only, page-locked slots, engine alone"
 
 
-def make_model(layers: int = 32) -> LanguageModel:
-    """Random weights on the current GPU, the same every time.
+GEOMETRY: Final = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+}
+
+
+def make_model(layers: int = 32, *, device: str = "cuda", **sizes: int) -> LanguageModel:
+    """Random weights, the same every time.
 
     Args:
         layers: fewer for a quick look.
+        device: where they are made.
+        sizes: other ones than those of Llama-3.1-8B, by their names in `GEOMETRY`.
     """
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - seconds of import
 
     register()
     config = LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
+        **{**GEOMETRY, **sizes},
         num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=131072,
         rope_theta=500000.0,
         attn_implementation=NAME,
     )
@@ -64,7 +71,7 @@ def make_model(layers: int = 32) -> LanguageModel:
     torch.set_default_dtype(torch.bfloat16)
     torch.manual_seed(0)
     try:
-        with torch.device("cuda"):
+        with torch.device(device):
             network = LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
@@ -133,7 +140,7 @@ class GpuRig:
 
     async def recompute(self, length: int) -> float:
         """See `Rig.recompute`."""
-        tokens = torch.tensor([self._prompts.prompt(length)], device="cuda")
+        tokens = torch.tensor([self._prompts.prompt(length)], device=self._model.device)
         torch.cuda.synchronize()
         began = time.perf_counter()
         await self._stepper.off_loop(self._model.plain, tokens)
@@ -181,7 +188,7 @@ async def gpu_rig(
         folder: where files go.
     """
     pages = most // PAGE
-    cache = cache_for(model, pages=pages + -(-SUFFIX // PAGE), page_size=PAGE, device="cuda")
+    cache = cache_for(model, pages=pages + -(-SUFFIX // PAGE), page_size=PAGE, device=model.device)
     layout = cache.page_layout
     between = PinnedPool(layout, pages, name="page-locked pages")
     async with AsyncExitStack() as stack:
