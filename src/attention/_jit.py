@@ -122,11 +122,16 @@ def decode(  # noqa: PLR0917 - a kernel
     indices: tl.tensor, last: tl.tensor, out: tl.tensor, lse: tl.tensor, factor: tl.tensor,
     q_row: tl.tensor, q_head: tl.tensor, k_page: tl.tensor, k_slot: tl.tensor, k_head: tl.tensor,
     v_page: tl.tensor, v_slot: tl.tensor, v_head: tl.tensor, s_page: tl.tensor, s_slot: tl.tensor,
-    s_head: tl.tensor, splits: tl.tensor, heads: tl.tensor, group: tl.tensor, rows: tl.constexpr,
-    blocks: tl.constexpr, dim: tl.constexpr, width: tl.constexpr, page: tl.constexpr,
-    tokens: tl.constexpr, by_token: tl.constexpr, stages: tl.constexpr,
+    s_head: tl.tensor, splits: tl.tensor, heads: tl.tensor, group: tl.tensor, done: tl.tensor,
+    joined: tl.tensor, joined_lse: tl.tensor, rows: tl.constexpr, blocks: tl.constexpr,
+    dim: tl.constexpr, width: tl.constexpr, page: tl.constexpr, tokens: tl.constexpr,
+    by_token: tl.constexpr, stages: tl.constexpr, many: tl.constexpr, few: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One split of one request and KV head: out [batch, splits, heads, dim], lse without dim."""
+    """One split of one request and KV head: out [batch, splits, heads, dim], lse without dim.
+
+    With `many` above 0 the program that is the last of its request and KV head to be done joins the
+    splits. `done` counts them, starts at 0 and is 0 again afterwards.
+    """
     kv = tl.program_id(0) // blocks
     row = (tl.program_id(0) % blocks) * rows + tl.arange(0, rows)
     request = tl.program_id(1)
@@ -173,6 +178,62 @@ def decode(  # noqa: PLR0917 - a kernel
     result = (acc / norm[:, None]).to(out.dtype.element_ty)
     where = place[:, None] * dim + d[None, :]
     tl.store(out + where, result, mask=live[:, None] & inside[None, :])
+    if many > 0:
+        _last(
+            done, out, lse, joined, joined_lse, request, kv, splits, heads, group, rows=rows,
+            blocks=blocks, many=many, few=few, dim=dim, width=width,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _last(  # noqa: PLR0917 - a device function
+    done: tl.tensor, part: tl.tensor, sums: tl.tensor, out: tl.tensor, lse: tl.tensor,
+    request: tl.tensor, kv: tl.tensor, splits: tl.tensor, heads: tl.tensor, group: tl.tensor,
+    rows: tl.constexpr, blocks: tl.constexpr, many: tl.constexpr, few: tl.constexpr,
+    dim: tl.constexpr, width: tl.constexpr,
+) -> None:  # fmt: skip
+    """Say that a split is done; join all of them if it was the last of its request and rows."""
+    tl.debug_barrier()  # one thread counts for all: their stores come before
+    mine = done + request * tl.num_programs(0) + tl.program_id(0)
+    if tl.atomic_add(mine, 1, sem="acq_rel", scope="gpu") == splits - 1:
+        tl.store(mine, 0)
+        base = (tl.program_id(0) % blocks) * rows
+        for own in range(base, tl.minimum(base + rows, group)):
+            _join(
+                part, sums, out, lse, request.to(tl.int64), kv * group + own, splits, heads,
+                many=many, few=few, dim=dim, width=width,
+            )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _join(  # noqa: PLR0917 - a device function
+    part: tl.tensor, sums: tl.tensor, out: tl.tensor, lse: tl.tensor, request: tl.tensor,
+    head: tl.tensor, splits: tl.tensor, heads: tl.tensor, many: tl.constexpr, few: tl.constexpr,
+    dim: tl.constexpr, width: tl.constexpr,
+) -> None:  # fmt: skip
+    """Join the splits of one request and query head, `few` at a time, as they are in the L2 cache."""
+    s = tl.arange(0, many)
+    d = tl.arange(0, width)
+    first = request * splits
+    at = sums + (first + s) * heads + head
+    found = tl.load(at, mask=s < splits, other=-float("inf"), cache_modifier=".cg")
+    peak = tl.max(found, 0)
+    shift = tl.where(peak == -float("inf"), 0.0, peak)
+    total = tl.sum(tl.exp2(found - shift), 0)
+    acc = tl.zeros([width], tl.float32)
+    for start in tl.range(0, splits, few):
+        place = start + tl.arange(0, few)
+        live = place < splits
+        row = (first + place) * heads + head
+        sum_ = tl.load(sums + row, mask=live, other=-float("inf"), cache_modifier=".cg")
+        fill = live[:, None] & (d < dim)[None, :]
+        rows = part + row[:, None] * dim + d[None, :]
+        parts = tl.load(rows, mask=fill, other=0.0, cache_modifier=".cg")
+        acc += tl.sum(parts * tl.exp2(sum_ - shift)[:, None], 0)
+    norm = tl.where(total > 0, total, 1.0)
+    target = request * heads + head
+    tl.store(out + target * dim + d, (acc / norm).to(out.dtype.element_ty), mask=d < dim)
+    tl.store(lse + target, peak + tl.log2(norm))
 
 
 @triton.jit(do_not_specialize=FREE_MERGE)  # type: ignore[untyped-decorator]

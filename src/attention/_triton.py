@@ -27,13 +27,18 @@ CAPABILITY_MIN: Final = (8, 9)
 class TritonBackend:
     """Any shape, by this package's own kernels.
 
+    Args:
+        fused: join the splits of a decode in the launch that computes them, by the program that is
+            done last, instead of in one of its own.
+
     Raises:
         MissingPart: Triton is not installed.
     """
 
     name = "triton"
 
-    def __init__(self) -> None:
+    def __init__(self, *, fused: bool = False) -> None:
+        self._fused = fused
         try:
             from attention import kernels  # noqa: PLC0415 - Triton is optional
         except ImportError as error:
@@ -59,14 +64,16 @@ class TritonBackend:
         room: Room | None,
     ) -> Planned:
         """Choose splits and tiles; the table is copied to the device."""
-        return _TritonPlan(self._kernels, wanted, views, batch, sm_scale=sm_scale, room=room)
+        return _TritonPlan(
+            (self._kernels, self._fused), wanted, views, batch, sm_scale=sm_scale, room=room
+        )
 
 
 @final
 class _TritonPlan:
     def __init__(
         self,
-        kernels: ModuleType,
+        how: tuple[ModuleType, bool],
         wanted: Wanted,
         views: Sequence[LayerView],
         batch: Batch,
@@ -74,7 +81,8 @@ class _TritonPlan:
         sm_scale: float,
         room: Room | None,
     ) -> None:
-        self._kernels = kernels
+        self._kernels, fused = how
+        kernels = self._kernels
         self._wanted = wanted
         self._views = views
         self._sm_scale = sm_scale
@@ -89,7 +97,8 @@ class _TritonPlan:
         if not wanted.prefill:
             self._tiles, self._splits = self._schedule(batch, room)
         self._partial = kernels.Partial.empty(
-            batch.table.batch, self._splits, wanted.query_heads, wanted.head_dim, wanted.device
+            *(batch.table.batch, self._splits, wanted.query_heads, wanted.head_dim, wanted.device),
+            fused=fused,
         )
 
     def _schedule(self, batch: Batch, room: Room | None) -> tuple[Tiles, int]:

@@ -77,6 +77,10 @@ class Library:
     Args:
         widen_rows: rows of V that a thread widens at a time on tensor cores. 2 measured best on an
             H200: 248 us where 1 takes 288 and 4 takes 250.
+        wide_merge: join the splits with blocks of 512 threads instead of 128 where there are fewer
+            rows and heads than processors. Off until it has been measured.
+        early_trigger: on CUDA cores, let the next kernel be launched as soon as all blocks run,
+            instead of when they are done. Off until it has been measured.
 
     Attributes:
         root: the imported package.
@@ -87,8 +91,12 @@ class Library:
         Unsupported: it is of a version that was not tested.
     """
 
-    def __init__(self, *, widen_rows: int = 2) -> None:
+    def __init__(
+        self, *, widen_rows: int = 2, wide_merge: bool = False, early_trigger: bool = False
+    ) -> None:
         self._widen_rows = widen_rows
+        self._wide_merge = wide_merge
+        self._early_trigger = early_trigger
         try:
             self.root = importlib.import_module("flashinfer")
             self._env = importlib.import_module("flashinfer.jit.env")
@@ -136,6 +144,8 @@ class Library:
         variant = "\n".join(
             (
                 f"#define KVHOLD_V_TYPE {FORMATS[key.value][1]}",
+                f"#define KVHOLD_EARLY_TRIGGER {int(self._early_trigger)}",
+                f"#define KVHOLD_WIDE_MERGE {int(self._wide_merge)}",
                 _patch.cuda_source("variant.cuh"),
                 _patch.cuda_source("merge.cuh"),
                 _patch.cuda_source("v8_cores.cuh"),
@@ -154,6 +164,7 @@ class Library:
             f"#define KVHOLD_V_FORMAT {FORMATS[key.value][0]}\n"
             f"#define KVHOLD_TOKEN_SCALE {int(key.by_token)}\n"
             f"#define KVHOLD_WIDEN_ROWS {self._widen_rows}\n"
+            f"#define KVHOLD_WIDE_MERGE {int(self._wide_merge)}\n"
             + _patch.tensor_header(stock.read_text(encoding="utf-8"))
         )
         tile, variant = _patch.cuda_source("v8_tensor.cuh"), _patch.cuda_source("variant.cuh")

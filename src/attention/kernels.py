@@ -40,6 +40,8 @@ ROWS_MAX: Final = 64
 SPLIT_TOKENS_MIN: Final = 256
 """Tokens that a split has at least: less does not pay for the merge."""
 SPLITS_MAX: Final = 128
+JOINED_AT_ONCE: Final = 32
+"""Splits that a program of 4 warps joins at a time: 32 registers of a thread at head_dim 128."""
 START_TOKENS: Final = 64
 """What starting a program and merging its part cost, in tokens of its reading."""
 
@@ -74,22 +76,42 @@ class Partial(NamedTuple):
     Attributes:
         out: float32 [batch, splits, query_heads, head_dim].
         lse: float32 [batch, splits, query_heads].
+        done: int32, one for each request and program of it, 0 between launches: the program that is
+            its last to be done joins the splits. None to join them in a launch of its own.
     """
 
     out: Tensor
     lse: Tensor
+    done: Tensor | None = None
 
     @classmethod
     def empty(
-        cls, batch: int, splits: int, heads: int, dim: int, device: torch.device
+        cls,
+        batch: int,
+        splits: int,
+        heads: int,
+        dim: int,
+        device: torch.device,
+        *,
+        fused: bool = False,
     ) -> Partial | None:
-        """Room for the splits; None where there is one, which needs none."""
+        """Room for the splits; None where there is one, which needs none.
+
+        Args:
+            batch: requests.
+            splits: parts of each.
+            heads: query heads.
+            dim: elements of a head.
+            device: where.
+            fused: join the splits in the launch that computes them.
+        """
         if splits == 1:
             return None
         shape = (batch, splits, heads)
         return cls(
             torch.empty((*shape, dim), dtype=torch.float32, device=device),
             torch.empty(shape, dtype=torch.float32, device=device),
+            torch.zeros(batch * heads, dtype=torch.int32, device=device) if fused else None,
         )
 
 
@@ -193,6 +215,8 @@ def decode_pages(
     blocks = -(-group // rows)
     key, value = view.by_token(view.key), view.by_token(view.value)
     whole = partial is None
+    done = None if partial is None else partial.done
+    many = triton.next_power_of_2(splits) if done is not None else 0
     _jit.decode[view.kv_heads * blocks, batch, splits](
         query,
         key,
@@ -209,6 +233,9 @@ def decode_pages(
         1 if whole else splits,
         heads,
         group=group,
+        done=lse if done is None else done,
+        joined=out,
+        joined_lse=lse,
         rows=rows,
         blocks=blocks,
         dim=dim,
@@ -217,21 +244,29 @@ def decode_pages(
         tokens=tiles.tokens,
         by_token=view.scope is ScaleScope.TOKEN_HEAD,
         stages=tiles.stages,
+        many=many,
+        few=min(max(many, 1), JOINED_AT_ONCE),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    if partial is not None:
-        _jit.merge[batch, heads](
-            partial.out,
-            partial.lse,
-            out,
-            lse,
-            splits,
-            heads,
-            many=triton.next_power_of_2(splits),
-            dim=dim,
-            width=triton.next_power_of_2(dim),
-        )
+    if partial is not None and done is None:
+        _merge(partial, out, lse)
+
+
+def _merge(partial: Partial, out: Tensor, lse: Tensor) -> None:
+    """Join splits in a launch of its own."""
+    batch, splits, heads, dim = partial.out.shape
+    _jit.merge[batch, heads](
+        partial.out,
+        partial.lse,
+        out,
+        lse,
+        splits,
+        heads,
+        many=triton.next_power_of_2(splits),
+        dim=dim,
+        width=triton.next_power_of_2(dim),
+    )
 
 
 def prefill_pages(

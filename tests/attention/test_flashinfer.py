@@ -242,6 +242,7 @@ def test_modules_are_told_apart_by_all_that_changes_them() -> None:
 
 
 COMPILER = shutil.which("nvcc")
+QUICK = {"wide_merge": True, "early_trigger": True}
 
 
 @pytest.mark.slow
@@ -249,21 +250,36 @@ COMPILER = shutil.which("nvcc")
 @pytest.mark.skipif(COMPILER is None, reason="no nvcc")
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="no FlashInfer")
 @pytest.mark.parametrize(
-    ("key", "source"),
+    ("key", "source", "how"),
     [
-        (ModuleKey(False, torch.bfloat16, torch.float8_e4m3fn, 128, False), "kvhold_mask_1.cu"),
-        (ModuleKey(False, torch.float16, torch.float8_e5m2, 64, True), "kvhold_mask_0.cu"),
-        (ModuleKey(True, torch.bfloat16, torch.float8_e4m3fn, 128, False), "decode_kernel.cu"),
+        (ModuleKey(False, torch.bfloat16, torch.float8_e4m3fn, 128, False), "kvhold_mask_1.cu", {}),
+        (ModuleKey(False, torch.float16, torch.float8_e5m2, 64, True), "kvhold_mask_0.cu", {}),
+        (ModuleKey(True, torch.bfloat16, torch.float8_e4m3fn, 128, False), "decode_kernel.cu", {}),
+        (
+            ModuleKey(True, torch.bfloat16, torch.float8_e4m3fn, 128, False),
+            "decode_kernel.cu",
+            QUICK,
+        ),
+        (ModuleKey(True, torch.float16, torch.float8_e5m2, 256, False), "decode_kernel.cu", QUICK),
+        (
+            ModuleKey(False, torch.bfloat16, torch.float8_e4m3fn, 192, False),
+            "kvhold_mask_0.cu",
+            QUICK,
+        ),
     ],
 )
 def test_modules_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: ModuleKey, source: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: ModuleKey,
+    source: str,
+    how: dict[str, bool],
 ) -> None:
     """Compile only: linking needs a driver library, running a GPU."""
     assert COMPILER is not None
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
-    spec = Library().spec(key)
+    spec = Library(**how).spec(key)
     spec.build_dir.mkdir(parents=True, exist_ok=True)
     commands = [c for c in spec.get_compile_commands() if c["file"].endswith(source)]
     assert len(commands) == 1

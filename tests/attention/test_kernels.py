@@ -3,6 +3,7 @@
 import importlib
 import os
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -37,22 +38,37 @@ def poisoned(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, torch.full(like.shape[:2], torch.nan, dtype=torch.float32)
 
 
-def run_decode(kernels: ModuleType, inputs: Inputs, splits: int) -> tuple[float, float]:
-    out, lse = poisoned(inputs.query)
+def run_decode(
+    kernels: ModuleType, inputs: Inputs, splits: int, *, fused: bool = False
+) -> tuple[float, float]:
     batch, heads, dim = inputs.query.shape
+    partial = kernels.Partial.empty(batch, splits, heads, dim, inputs.query.device, fused=fused)
+    out, lse = poisoned(inputs.query)
+    for _ in range(2 if fused else 1):  # what counts the splits is as before afterwards
+        out.fill_(torch.nan)
+        launch_decode(kernels, inputs, splits, partial, (out, lse))
+        assert partial is None or partial.done is None or not partial.done.any()
+    expected = _reference.decode(inputs.query, inputs.view, inputs.table)
+    return relative_error(out, expected.out), lse_error(lse, expected.lse)
+
+
+def launch_decode(
+    kernels: ModuleType,
+    inputs: Inputs,
+    splits: int,
+    partial: Any,
+    into: tuple[torch.Tensor, torch.Tensor],
+) -> None:
     kernels.decode_pages(
         inputs.view,
         table(inputs),
         inputs.query,
-        out,
-        lse,
-        sm_scale=dim**-0.5,
+        *into,
+        sm_scale=inputs.query.shape[2] ** -0.5,
         splits=splits,
-        partial=kernels.Partial.empty(batch, splits, heads, dim, out.device),
+        partial=partial,
         tiles=kernels.Tiles(tokens=32),
     )
-    expected = _reference.decode(inputs.query, inputs.view, inputs.table)
-    return relative_error(out, expected.out), lse_error(lse, expected.lse)
 
 
 def run_prefill(kernels: ModuleType, inputs: Inputs, *, causal: bool) -> tuple[float, float]:
@@ -96,6 +112,45 @@ def test_decode(
     error, sums = run_decode(kernels, build(case), splits)
     assert error < 2e-3
     assert sums < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("group", "splits", "lengths", "head_dim"),
+    [
+        (1, 2, (0, 1, 33, 70), 64),
+        (1, 5, (130, 0, 64), 128),
+        (1, 40, (1290,), 64),  # more than are joined at once, and most of the last are empty
+        (4, 3, (0, 97, 31), 48),
+        (20, 2, (40, 7), 64),  # two rows of programs for one KV head
+        (80, 3, (70,), 16),
+    ],
+)
+def test_the_program_that_is_done_last_joins_the_splits(
+    kernels: ModuleType, group: int, splits: int, lengths: tuple[int, ...], head_dim: int
+) -> None:
+    case = Case(key=torch.float16, group=group, head_dim=head_dim, kv_heads=2, lengths=lengths)
+    error, sums = run_decode(kernels, build(case), splits, fused=True)
+    assert error < 2e-3
+    assert sums < 1e-3
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_join_that_comes_too_early_shows(kernels: ModuleType, first: int) -> None:
+    inputs = build(Case(key=torch.float16, head_dim=64, kv_heads=1, lengths=(400,)))
+    batch, heads, dim = inputs.query.shape
+    partial = kernels.Partial.empty(batch, 4, heads, dim, inputs.query.device, fused=True)
+    partial.out.fill_(torch.nan)
+    partial.done.fill_(first)  # as if one split had been done already
+    out, lse = poisoned(inputs.query)
+    launch_decode(kernels, inputs, 4, partial, (out, lse))
+    assert bool(out.isnan().any()) is bool(first)
+
+
+def test_splits_are_joined_apart_unless_asked_for(kernels: ModuleType) -> None:
+    device = torch.device("cpu")
+    assert kernels.Partial.empty(2, 3, 4, 64, device).done is None
+    assert kernels.Partial.empty(2, 3, 4, 64, device, fused=True).done.tolist() == [0] * 8
+    assert kernels.Partial.empty(2, 1, 4, 64, device, fused=True) is None
 
 
 # The interpreter multiplies no bfloat16; tests/gpu has both 16-bit types.

@@ -53,6 +53,11 @@ __device__ __inline__ void BatchDecodeWithPagedKVCacheDevice(
 
 #if (__CUDACC_VER_MAJOR__ >= 12 && defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900))
   asm volatile("griddepcontrol.wait;");
+#if defined(KVHOLD_EARLY_TRIGGER) && KVHOLD_EARLY_TRIGGER
+  // Once all blocks run, the next kernel may take the places that are left, and waits there until
+  // this one is done and its stores are seen: that is what its own griddepcontrol.wait is for.
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 #endif
   vec_t<float, vec_size> q_vec, freq;
   q_vec.cast_load(params.q + batch_idx * params.q_stride_n + qo_head_idx * params.q_stride_h +
@@ -154,7 +159,8 @@ __device__ __inline__ void BatchDecodeWithPagedKVCacheDevice(
       params.lse[bx * params.num_qo_heads + qo_head_idx] = st.get_lse();
     }
   }
-#if (__CUDACC_VER_MAJOR__ >= 12 && defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900))
+#if (__CUDACC_VER_MAJOR__ >= 12 && defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900)) && \
+    !(defined(KVHOLD_EARLY_TRIGGER) && KVHOLD_EARLY_TRIGGER)
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

@@ -10,21 +10,26 @@ import argparse
 import json
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from attention._choice import Backends
 from attention._errors import MissingPart, Unsupported
-from attention.flashinfer import CORES_HEAD_DIMS, Library, ModuleKey
+from attention.flashinfer import Library
 from kvhold.bench import attention_check, attention_time
+from kvhold.bench.attention_builds import Builds
+from kvhold.bench.attention_merge import compared, specs
 from kvhold.bench.attention_tune import tune
-from tiers._layout import ScaleScope
 
-PARTS: Final = ("tiles", "triton", "build", "controls", "quick", "time", "tune", "sweep", "prefill")
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PARTS: Final = (
+    *("tiles", "triton", "build", "controls", "quick", "time", "tune", "sweep", "prefill", "merge"),
+)
 
 
 class Results:
@@ -76,79 +81,6 @@ def conditions(commit: str) -> dict[str, Any]:
     return found
 
 
-def keys() -> list[ModuleKey]:
-    """The modules that the sweep and the tests need: those of the timed shapes first, then 128."""
-    stored = ModuleKey(
-        *(False, torch.bfloat16, torch.float8_e4m3fn, attention_time.HEAD_DIM), by_token=True
-    )
-    made = {stored: None}
-    for cell in attention_check.cells():
-        case = cell.case
-        for cores in (False, True):
-            by_token = case.scope is ScaleScope.TOKEN_HEAD
-            if cores and (by_token or case.head_dim not in CORES_HEAD_DIMS):
-                continue
-            made[ModuleKey(cores, case.key, case.value, case.head_dim, by_token)] = None
-
-    def late(key: ModuleKey) -> tuple[bool, bool]:
-        timed = key._replace(cores=False, by_token=True) == stored and not key.by_token
-        return not timed, key.head_dim != attention_time.HEAD_DIM
-
-    return sorted(made, key=late)
-
-
-class Builds:
-    """Modules being built side by side in the background.
-
-    Args:
-        library: the installed FlashInfer, None to build nothing.
-        workers: compilers side by side.
-        first: build only so many of ours; 0 for all.
-        fa3: build the FA3 prefill of the comparison too if above 0, and wait for it so many
-            seconds when prefill is timed.
-    """
-
-    def __init__(self, library: Library | None, workers: int, first: int, *, fa3: float) -> None:
-        self._start = time.monotonic()
-        self._pool = ThreadPoolExecutor(workers)
-        self._futures: list[Future[None]] = []
-        self._last: Future[None] | None = None
-        self._patience = fa3
-        if library is None:
-            return
-        # Sources are written by one thread, compilers run in several.
-        wanted = keys()[: first or None]
-        specs = [library.spec(key) for key in wanted]
-        specs[2:2] = attention_time.stock_specs(library)
-        if fa3:  # takes longest, so it comes first
-            self._last = self._pool.submit(attention_time.fa3_spec(library).build, verbose=False)
-        self._futures = [self._pool.submit(spec.build, verbose=False) for spec in specs]
-
-    def wait(self) -> None:
-        """Until all of them are there.
-
-        Raises:
-            RuntimeError: one does not compile.
-        """
-        if self._futures:
-            for future in self._futures:
-                future.result()
-            took = time.monotonic() - self._start
-            say(f"{len(self._futures)} modules built, {took:.0f} s after the start")
-            self._futures = []
-
-    def prefills(self) -> tuple[str, ...]:
-        """FlashInfer's own prefills that can be timed."""
-        if self._last is not None:
-            try:
-                self._last.result(self._patience)
-            except (TimeoutError, RuntimeError) as reason:
-                say(f"without FA3: {reason!r:.200}")
-            else:
-                return "fa2", "fa3"
-        return ("fa2",)
-
-
 def run_part(
     part: str,
     args: argparse.Namespace,
@@ -170,11 +102,18 @@ def run_part(
         measure(backends, library, results)
     elif part == "prefill":
         measure_prefill(backends, library, builds, results)
-    elif part in {"tiles", "tune"}:
-        for line in tune(library if part == "tune" else None):
-            results.add("tune", line)
+    elif part in {"tiles", "tune", "merge"}:
+        for line in compare(part, library):
+            results.add("merge" if part == "merge" else "tune", line)
             say(json.dumps(line))
     say(f"{part}: {time.monotonic() - start:.1f} s")
+
+
+def compare(part: str, library: Library | None) -> Iterator[dict[str, Any]]:
+    """Variants side by side: of joining splits, or of the shapes of programs."""
+    if part == "merge":
+        return compared(library)
+    return tune(library if part == "tune" else None)
 
 
 def sweep(part: str, args: argparse.Namespace, backends: Backends, results: Results) -> None:
@@ -227,7 +166,10 @@ def measure_prefill(
     backends: Backends, library: Library | None, builds: Builds, results: Results
 ) -> None:
     """Times of prefill, beside those of FlashInfer's own that are built by now."""
-    for figure in attention_time.prefill_figures(backends, library, builds.prefills()):
+    fa3 = builds.fa3()
+    results.add("fa3", fa3)
+    kinds = ("fa2", "fa3") if fa3["state"] == "compared" else ("fa2",)
+    for figure in attention_time.prefill_figures(backends, library, kinds):
         row = figure.row(1e12)
         results.add("prefill", row)
         say(f"{row['shape']:>28} {row['what']:<32} {row['us']:>9} us")
@@ -246,7 +188,10 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=8, help="compilers side by side")
     parser.add_argument("--modules", type=int, default=0, help="build only so many; 0 for all")
     parser.add_argument(
-        "--fa3", type=float, default=0.0, help="time FA3's prefill too; seconds to wait for it"
+        "--fa3",
+        type=float,
+        default=0.0,
+        help="time FA3's prefill too; seconds that it may take to build, before everything else",
     )
     parser.add_argument("--commit", default="", help="of the source, for the record")
     args = parser.parse_args()
@@ -262,8 +207,16 @@ def main() -> int:
         say(f"without FlashInfer: {reason}")
     if library is not None:
         backends = Backends(library=library)
-    builds = Builds(library, args.workers, args.modules, fa3=args.fa3)
-    for part in args.parts.split(","):
+    parts = args.parts.split(",")
+    builds = Builds.of(
+        library,
+        workers=args.workers,
+        first=args.modules,
+        more=specs() if "merge" in parts and library is not None else [],
+        fa3=args.fa3 if "prefill" in parts else 0,
+        tell=say,
+    )
+    for part in parts:
         if part not in PARTS:
             parser.error(f"{part!r}, expected some of {', '.join(PARTS)}")
         try:

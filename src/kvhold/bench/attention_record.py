@@ -17,7 +17,7 @@ from kvhold.bench.attention_plot import draw
 
 START: Final = "<!-- measured: written by kvhold.bench.attention_record -->"
 END: Final = "<!-- end of what was measured -->"
-PARTS: Final = ("copy", "time", "prefill", "tune", "controls")
+PARTS: Final = ("copy", "time", "prefill", "fa3", "merge", "tune", "controls")
 KERNELS: Final = (
     "FlashInfer BF16 cores",
     "FlashInfer BF16 tensor",
@@ -79,8 +79,10 @@ def page_of(record: dict[str, Any]) -> str:
         "- " + ", ".join(f"{name} {value}" for name, value in found.items())
         for found in record["conditions"]
     ]
-    parts = (sweep_lines(record), decode_lines(record), prefill_lines(record))
-    return "\n".join(["Conditions:", "", *runs, *(line for part in parts for line in ("", *part))])
+    parts = (sweep_lines(record), decode_lines(record), prefill_lines(record), merge_lines(record))
+    return "\n".join(
+        ["Conditions:", "", *runs, *(line for part in parts if part for line in ("", *part))]
+    )
 
 
 def sweep_lines(record: dict[str, Any]) -> list[str]:
@@ -144,6 +146,33 @@ def prefill_lines(record: dict[str, Any]) -> list[str]:
         other = stock.get(row["shape"])
         ratio = f"{other / row['us']:.2f}" if other else ""
         lines.append(f"| {row['shape']} | {row['what']} | {row['us']} | {ratio} |")
+    return [*lines, "", fa3_line(record)]
+
+
+def fa3_line(record: dict[str, Any]) -> str:
+    """Whether FlashInfer's FA3 prefill is in the table, and why not."""
+    found = record.get("fa3", [])[-1:]
+    if not found:
+        return "FA3 is missing: these runs did not ask for it."
+    (line,) = found
+    if line["state"] == "compared":
+        return f"FA3 was built in {line['build_s']:.0f} s as `{line['module']}`."
+    return f"FA3 is missing: {line['reason']}."
+
+
+def merge_lines(record: dict[str, Any]) -> list[str]:
+    """The table of ways to join splits; nothing if they were not measured."""
+    if not record.get("merge"):
+        return []
+    lines = [
+        "Decode with few requests, by how splits are joined.",
+        "",
+        "| shape | kernel | microseconds | of copy | largest difference from the first |",
+        "|---|---|---|---|---|",
+    ]
+    for row in record["merge"]:
+        shown = (row["shape"], row["what"], row["us"], f"{row['of_copy']:.3f}", row["apart"])
+        lines.append("| " + " | ".join(str(value) for value in shown) + " |")
     return lines
 
 

@@ -117,17 +117,25 @@ def query_of(rows: int, group: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
-def ours(
+def launch_of(
     backends: Backends, name: str, pages: Pages, query: torch.Tensor, rows: tuple[int, ...]
-) -> tuple[Callable[[], None], str]:
-    """A K16/V8 launch, and the backend that it is of."""
+) -> tuple[Callable[[], None], str, torch.Tensor]:
+    """A K16/V8 launch, the backend that it is of, and where its output goes."""
     prefill = rows[-1] != len(rows) - 1
     wanted = Wanted.of(pages.view, query.shape[1], prefill=prefill, causal=prefill, rows=rows[-1])
     backend, _ = backends.pick(name, wanted)
     scale = HEAD_DIM**-0.5
     plan = backend.plan(wanted, [pages.view], Batch(pages.table, rows), sm_scale=scale, room=None)
     out = torch.empty_like(query)
-    return lambda: plan.run(0, query, out, None), backend.name
+    return lambda: plan.run(0, query, out, None), backend.name, out
+
+
+def ours(
+    backends: Backends, name: str, pages: Pages, query: torch.Tensor, rows: tuple[int, ...]
+) -> tuple[Callable[[], None], str]:
+    """A K16/V8 launch, and the backend that it is of."""
+    launch, real, _ = launch_of(backends, name, pages, query, rows)
+    return launch, real
 
 
 def stock(
@@ -167,10 +175,21 @@ def stock_specs(library: Library) -> list[Any]:
     return made
 
 
+FA3: Final = (
+    *("fa3", *(torch.bfloat16,) * 3, torch.int32, HEAD_DIM, HEAD_DIM, 0, False, False, False),
+)
+"""What FlashInfer's paged prefill wrapper asks for at plan with backend "fa3": dtypes of queries, keys
+and output, of the table, head sizes, no position encoding, window, cap or 16-bit sums."""
+
+
 def fa3_spec(library: Library) -> Any:
     """How to build FlashInfer's FA3 prefill in BF16."""
-    types = (*(torch.bfloat16,) * 3, torch.int32, HEAD_DIM, HEAD_DIM, 0)
-    return library.root.jit.gen_batch_prefill_module("fa3", *types, *(False, False, False))
+    return library.root.jit.gen_batch_prefill_module(*FA3)
+
+
+def load_fa3(library: Library) -> object:
+    """Load it by the function that the wrapper calls at plan, which remembers it."""
+    return library.root.prefill.get_batch_prefill_module(*FA3)
 
 
 def stock_prefill(

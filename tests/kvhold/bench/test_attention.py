@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from attention.flashinfer import HEAD_DIMS
-from kvhold.bench.attention import Results, keys
+from kvhold.bench.attention import Results
+from kvhold.bench.attention_builds import keys
 
 
 def test_results_continue_where_the_file_ends(tmp_path: Path) -> None:

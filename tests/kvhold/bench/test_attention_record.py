@@ -71,6 +71,24 @@ def test_the_page_says_what_was_measured_and_against_the_fastest() -> None:
     assert "| 2 over 3 | K16/V8 prefill triton | 25.0 | 0.80 |" in page
 
 
+def test_the_page_says_whether_fa3_is_missing_and_why() -> None:
+    assert "FA3 is missing: these runs did not ask for it." in page_of(join([FIRST]))
+    late = {"state": "missing", "reason": "not built within 60 s: 2 of 7 objects"}
+    assert "FA3 is missing: not built within 60 s: 2 of 7 objects." in page_of(
+        join([{**FIRST, "fa3": [late]}])
+    )
+    there = {"state": "compared", "build_s": 101.2, "module": "x_sm90"}
+    found = join([{**FIRST, "fa3": [late, there]}])
+    assert "FA3 was built in 101 s as `x_sm90`." in page_of(found)
+
+
+def test_ways_to_join_splits_are_a_table_of_their_own() -> None:
+    row = {"shape": "1 x 9, group 1", "what": "cores", "us": 99.1, "of_copy": 0.94, "apart": "0"}
+    page = page_of(join([{**FIRST, "merge": [row]}]))
+    assert "| 1 x 9, group 1 | cores | 99.1 | 0.940 | 0 |" in page
+    assert "by how splits are joined" not in page_of(join([FIRST]))
+
+
 def test_the_page_is_replaced_in_its_place() -> None:
     page = f"before\n{START}\nold\n{END}\nafter\n"
     once = place(page, "new")
