@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotation
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+import numpy as np
 import typer
 from rich.console import Group
 from rich.markup import escape
@@ -18,8 +19,9 @@ from rich.table import Table
 
 from kvhold._output import refuse, show
 from tiers._errors import FormatError
+from tiers._layout import VALUE_SCALE, ScaleScope, StaticScales
 from tiers._team import Team
-from tiers.format import blob_version, open_v1, parse_v3
+from tiers.format import Scheme, blob_version, open_v1, parse_v3
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,15 +128,29 @@ def _read_header(report: Report, data: memoryview) -> list[tuple[str, Step]]:
         header = parse_v3(data)
         _describe_v3(report, header)
         names = [section.part.name for section in header.plan.sections]
-        return [(name, partial(_verify_section, header, data, name)) for name in names]
+        return [(name, partial(_verify_section, report, header, data, name)) for name in names]
     blob = open_v1(data)
     _describe_v1(report, blob.header)
     return [("payload", partial(_verify_payload, blob))]
 
 
-def _verify_section(header: V3Header, data: memoryview, name: str) -> list[tuple[str, Step]]:
-    header.verify(data, name, Team())
+def _verify_section(
+    report: Report, header: V3Header, data: memoryview, name: str
+) -> list[tuple[str, Step]]:
+    section = header.verify(data, name, Team())
+    if name == VALUE_SCALE:
+        _describe_scales(report, header, section)
     return []
+
+
+def _describe_scales(report: Report, header: V3Header, section: memoryview) -> None:
+    """Their range; of a producer's scales for all tokens the digest that a provenance has, too."""
+    scales = np.frombuffer(section, dtype="<f4")
+    report.header["scales"] = f"{scales.min():g} to {scales.max():g}"
+    plan, scope = header.plan, header.plan.layout.scope
+    if plan.scheme is Scheme.PRODUCER_SCALED and scope in {ScaleScope.TENSOR, ScaleScope.HEAD}:
+        rows = scales.reshape(plan.layout.layers, -1)
+        report.header["static_scales"] = StaticScales(scope, rows).digest.hex()
 
 
 def _verify_payload(blob: V1Blob) -> list[tuple[str, Step]]:

@@ -8,6 +8,8 @@ from tests.tiers.blobs import codecs, encode
 from typer.testing import CliRunner
 
 from kvhold.inspect import inspect, inspect_bytes, inspect_file
+from tiers import ByteThroughCodec, PageLayout, PageOrder, ScaleScope, StaticScales, V3Codec
+from tiers.format import Identity
 
 
 @pytest.fixture
@@ -55,6 +57,28 @@ def test_a_report_says_what_the_blob_holds(tmp_path: Path) -> None:
     assert report.header["model_id"] == "m"
     assert report.header["layer_id"] == 3
     assert report.components[-1]["shape"] == [3, 2]
+
+
+def test_static_scales_are_shown_as_a_provenance_has_them() -> None:
+    layout = PageLayout(
+        layers=2,
+        page_size=4,
+        kv_heads=2,
+        head_dim=8,
+        order=PageOrder.NHD,
+        value="float8_e4m3fn",
+    )
+    scales = StaticScales(ScaleScope.HEAD, [[0.5, 2.0], [0.25, 3.0]])
+    whose = Identity(key=bytes(32), provenance=bytes(32), put=bytes(16))
+    codec = V3Codec(ByteThroughCodec(layout, static_scales=scales), identity=whose)
+    header = inspect_bytes(memoryview(encode(codec))).header
+    assert header["scheme"] == "producer_scaled"
+    assert header["scale_scope"] == "head"
+    assert header["scales"] == "0.25 to 3"
+    assert header["static_scales"] == scales.digest.hex()
+    computed = inspect_bytes(memoryview(encode(codecs()["v3 head"]))).header
+    assert "static_scales" not in computed
+    assert "to" in computed["scales"]
 
 
 @pytest.mark.parametrize(
