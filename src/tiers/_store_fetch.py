@@ -10,7 +10,7 @@ import numpy as np
 from tiers._errors import FormatError
 from tiers._form import dense, memory
 from tiers._residency import Residency
-from tiers._store_put import GROUP_BYTES
+from tiers._store_put import group_size
 from tiers._store_removals import cause_of, fault_name
 from tiers.host import gather, join
 from transfer._drain import wait_unstoppable
@@ -155,6 +155,7 @@ class Load:
             for name in form.copied:
                 dense(layout, form.layout, (name,))
         self._raw = self._places is None
+        self._group_size = group_size(form, len(entries))
 
     # The call
 
@@ -239,12 +240,8 @@ class Load:
 
     def flush(self) -> None:
         """Take what has landed to where it is wanted."""
-        page = max(
-            1, sum(self._core.form.layout.component(n).nbytes for n in self._core.form.inputs)
-        )
-        size = max(1, GROUP_BYTES // page)
         while self._landed:
-            group = self._landed[:size]
+            group = self._landed[: self._group_size]
             try:
                 self._take(group)
             except WouldBlock:

@@ -23,6 +23,7 @@ from transfer._work import Copy, Launch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tiers._form import Form
     from tiers._index import Entry
     from tiers._key import Keys
     from tiers._store_writes import Fill
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
     Backpressure = Literal["wait", "refuse"]
 
 GROUP_BYTES: Final = 1 << 20
-"""Bytes of pages that one `Launch` encodes: enough to hide its cost, few enough to overlap."""
+"""Bytes of pages that one `Launch` encodes or decodes: enough to hide its cost."""
+LARGE_GROUP_BYTES: Final = 4 << 20
+"""The same for a call of many pages, of which there are enough to share and to overlap with files."""
+SHARES: Final = 8
+"""Parts at least that the work of such a call is cut into."""
 
 
 class PutFailed(TierError):
@@ -248,18 +253,14 @@ class Put:
             if self._core.form.copied and fills:
                 await self._copy_keys(fills)
             order = self._after if not self._ops else (self._ops[0],)
+            size = group_size(self._core.form, len(fills))
             while open_fills:
-                group = open_fills[: self._group_size()]
+                group = open_fills[:size]
                 await self._encode(group, order)
                 del open_fills[: len(group)]
         finally:
             for fill in open_fills:
                 self._core.writes.end_fill(fill, TierError("its put did not submit it"))
-
-    def _group_size(self) -> int:
-        form = self._core.form
-        page = sum(form.layout.component(name).nbytes for name in form.inputs)
-        return max(1, GROUP_BYTES // max(page, 1))
 
     def _sub(self, fills: Sequence[Fill]) -> Handle:
         """The caller's blocks of some pages."""
@@ -343,6 +344,12 @@ class Put:
                 core.writes.end_fill(fill, error)
             else:
                 core.writes.add(fill)
+
+
+def group_size(form: Form, pages: int) -> int:
+    """Pages that one `Launch` encodes or decodes, of a call with so many of them."""
+    page = max(1, sum(form.layout.component(name).nbytes for name in form.inputs))
+    return max(1, GROUP_BYTES // page, min(LARGE_GROUP_BYTES // page, pages // SHARES))
 
 
 def _ignore(op: Operation) -> None:

@@ -39,9 +39,8 @@ class SystemCalls:
         Asked of an open file and not of ``open``, which may leave a new file behind when it
         refuses the flag.
         """
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        flags = flags | os.O_DIRECT if on else flags & ~os.O_DIRECT
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        # Our own `open` sets no other flag of those that this call can change.
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT if on else 0)
 
     def file_system(self, fd: int) -> int:
         """What identifies the file system of an open file."""

@@ -20,7 +20,9 @@ from tests.tiers.store_kit import (
     wrong_pages,
 )
 
-from tiers import CacheKind, Placement, PutFailed, S3Fifo, view_cache
+from tiers import CacheKind, PageLayout, PageOrder, Placement, PutFailed, S3Fifo, view_cache
+from tiers._form import Form
+from tiers._store_put import group_size
 from transfer import External, HoldConflict, Pool
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +30,25 @@ pytestmark = pytest.mark.anyio
 PLACEMENTS = pytest.mark.parametrize("placement", Placement)
 SPLIT_FILE = 12288
 WHOLE_FILE = 16384
+
+
+@pytest.mark.parametrize(
+    ("heads", "pages", "expected"),
+    [
+        (1, 1, 8),  # pages of 128 KiB: a megabyte in any case
+        (1, 256, 32),  # four at most
+        (1, 128, 16),  # an eighth of the call
+        (8, 3, 1),  # pages of 1 MiB
+        (8, 16, 2),
+        (8, 256, 4),
+        (64, 256, 1),  # pages of 8 MiB
+    ],
+)
+def test_pages_are_encoded_in_groups_that_can_be_shared(
+    heads: int, pages: int, expected: int
+) -> None:
+    layout = PageLayout(layers=16, page_size=16, kv_heads=heads, head_dim=128, order=PageOrder.NHD)
+    assert group_size(Form(layout, Placement.WHOLE_DISK), pages) == expected
 
 
 @PLACEMENTS
