@@ -81,15 +81,21 @@ class Scratch(NamedTuple):
 
 @final
 class Slot:
-    """One staging area: `filled` tells the reader, `free` the next writer."""
+    """One staging area: `filled` tells the reader, `free` the next writer.
 
-    __slots__ = ("address", "filled", "free", "used")
+    Attributes:
+        used: its reader may still be at work, as far as is known.
+        turns: how often it was given to a writer.
+    """
+
+    __slots__ = ("address", "filled", "free", "turns", "used")
 
     def __init__(self, address: int, filled: Any, free: Any) -> None:
         self.address = address
         self.filled = filled
         self.free = free
         self.used = False
+        self.turns = 0
 
 
 @final

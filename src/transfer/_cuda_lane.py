@@ -88,9 +88,9 @@ class Lane:
         self.kernels, self.moves, self.other = self._streams()
         self._memory = self.driver.allocate(max(area * areas, 16) + scratch * scratches)
         self._host = self.driver.allocate_host(scratch * scratches)
+        make = partial(self.driver.event, blocking=False)
         self.slots = [
-            Slot(self._memory + i * area, self._make_event(), self._make_event())
-            for i in range(areas if area else 0)
+            Slot(self._memory + i * area, make(), make()) for i in range(areas if area else 0)
         ]
         base = self._memory + max(area * areas, 16)
         self.scratch_words = scratch // 8
@@ -100,9 +100,6 @@ class Lane:
         ]
         self._turn = 0
         self.watch = Watch(signals, name)
-
-    def _make_event(self) -> Any:
-        return self.driver.event(blocking=False)
 
     def _streams(self) -> tuple[Any, Any, Any]:
         """Fresh ones: of kernels, of moves, and the other one of moves."""
@@ -244,20 +241,27 @@ class Lane:
         nbytes, self._ahead_unmarked = self._ahead_unmarked, 0
         borrowed, self._borrowed = self._borrowed, []
         owed, self._owed = self._owed, []
+        read = [(slot, slot.turns) for slot in self.slots if slot.used]
         self._queued += 1
 
         def reached() -> None:
+            with self._lock:
+                self._queued -= commands
+                self._ahead -= nbytes
+                self._scratch.extend(borrowed)
+                for slot, turns in read:
+                    # Its reader was before the mark, and nobody has had it since.
+                    slot.used = slot.used and slot.turns != turns
+                more = bool(self._jobs)
             if fence is None:
                 self._signals.give_event(event)
             else:
                 self._signals.signal(fence, error, keep=error is None)
             for late in owed:
                 self._signals.signal(late)
-            with self._lock:
-                self._queued -= commands
-                self._ahead -= nbytes
-                self._scratch.extend(borrowed)
-                self._pump()
+            if more:
+                with self._lock:
+                    self._pump()
 
         self.watch.put(Mark(event, reached))
         return event
@@ -354,6 +358,7 @@ class Lane:
         self._turn = (self._turn + 1) % len(self.slots)
         if slot.used:
             self.driver.wait(writer, slot.free)
+        slot.turns += 1
         return slot
 
     def release(self, slot: Slot, reader: Any) -> None:

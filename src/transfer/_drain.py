@@ -55,9 +55,11 @@ async def wait_decided(op: Operation, *, posted: bool = False) -> None:
 
     op.append(wake)
     try:
-        while not _over(op, posted=posted):
-            event = anyio.Event()
+        while True:
             await event.wait()
+            if _over(op, posted=posted):
+                return
+            event = anyio.Event()
     finally:
         op.remove(wake)
 

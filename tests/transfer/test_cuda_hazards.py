@@ -159,3 +159,25 @@ def test_kernels_are_on_urgent_streams_if_asked_for() -> None:
         assert {lane.kernels.urgent for lane in (running.out, running.into)} == {urgent}
         assert not running.out.moves.urgent
         rig.close()
+
+
+@pytest.mark.parametrize("outward", [True, False])
+def test_an_area_that_is_known_to_be_free_is_not_waited_for(outward: bool) -> None:
+    """Once a copy was seen done, the next one begins with no wait; while it runs, with one."""
+    rig = Rig(ways=(Way.STAGED,))
+
+    def waits(first: int) -> int:
+        before = rig.driver.calls["wait"]
+        rig.post(rig.copy(12, first, outward=outward))
+        return rig.driver.calls["wait"] - before
+
+    fresh = waits(0)
+    rig.ends(1)
+    assert waits(12) == fresh
+    behind = waits(24)
+    assert behind > fresh
+    rig.ends(3)
+    running = rig.device._running
+    assert running is not None
+    assert not any(slot.used for slot in running.lane(outward=outward).slots)
+    rig.close()

@@ -111,6 +111,10 @@ def switches() -> int:
 
 LOOPS = tuple(loop for loop in ("uvloop", "asyncio", "trio") if find_spec(loop) is not None)
 """Those that are installed."""
+GPU = "cuda:0"
+SIDE = 8192
+MANY = 30
+"""Rows of a matrix, and products of a round."""
 GEMM_TRIALS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("STAGED", {"ways": (Way.STAGED,), "pace": Pace()}),
     ("STAGED, 16 units", {"ways": (Way.STAGED,), "pace": Pace(), "multiprocessors": 16}),
@@ -170,19 +174,19 @@ async def _beside_gemm(device: CudaDevice, works: list[Copy], turns: int) -> dic
     """Two copies of different pages are in flight, each behind the last one of the same pages."""
     import torch  # noqa: PLC0415 - only where there is a GPU
 
-    left = torch.randn((8192, 8192), device="cuda:0", dtype=torch.bfloat16)
-    right = torch.randn((8192, 8192), device="cuda:0", dtype=torch.bfloat16)
+    shape = (SIDE, SIDE)
+    left = torch.randn(shape, device=GPU, dtype=torch.bfloat16)
+    right = torch.randn(shape, device=GPU, dtype=torch.bfloat16)
     out = torch.empty_like(left)
     cuda: Any = torch.cuda
     stream = cuda.Stream()
-    many = 30
     alone, beside, rates = [], [], []
 
     def products() -> tuple[Any, Any]:
         with torch.cuda.stream(stream):
             ends = (cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
             ends[0].record()
-            for _ in range(many):
+            for _ in range(MANY):
                 torch.mm(left, right, out=out)
             ends[1].record()
         return ends
@@ -194,7 +198,7 @@ async def _beside_gemm(device: CudaDevice, works: list[Copy], turns: int) -> dic
         for _ in range(turns):
             first, last = products()
             last.synchronize()
-            alone.append(first.elapsed_time(last) / many)
+            alone.append(first.elapsed_time(last) / MANY)
             ops = deque([await engine.submit(work, after=()) for work in works])
             began = time.perf_counter()
             first, last = products()
@@ -205,7 +209,7 @@ async def _beside_gemm(device: CudaDevice, works: list[Copy], turns: int) -> dic
                 moved += oldest.nbytes
                 ops.append(await engine.submit(oldest.work, after=()))
             rates.append(gigabytes(moved, time.perf_counter() - began))
-            beside.append(first.elapsed_time(last) / many)
+            beside.append(first.elapsed_time(last) / MANY)
             for op in ops:
                 await op.wait()
     return {"alone": median(alone), "with": median(beside), "rate": median(rates)}
