@@ -17,7 +17,7 @@ from transfer._operation import Operation, Transition
 from transfer._reaper import Reaper
 from transfer._routing import UNSET, Routing
 from transfer._statistics import Statistics, observe
-from transfer._wait import Line, wait_woken
+from transfer._wait import Line, limit, wait_woken
 from transfer._work import Copy, handle_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Engine:
 
     Raises:
         WrongDevice: no device, or two that serve the same route.
+        ValueError: a limit of what is in flight is below 1.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class Engine:
         name: str = "engine",
     ) -> None:
         self.name = name
-        self._in_flight_max = in_flight_max
-        self._in_flight_bytes_max = in_flight_bytes_max
+        self._in_flight_max = limit("in_flight_max", in_flight_max)
+        self._in_flight_bytes_max = limit("in_flight_bytes_max", in_flight_bytes_max)
         self._drain_deadline = drain_deadline
         self._routing = Routing(devices)
         self._lanes = self._routing.lanes

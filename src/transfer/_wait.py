@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+def limit(name: str, found: float) -> float:
+    """A limit that lets something through.
+
+    Raises:
+        ValueError: it is below 1, or not a number.
+    """
+    if not found >= 1:
+        raise ValueError(f"{name}: found {found}, expected at least 1")
+    return found
+
+
 async def wait_woken(waiters: list[Callable[[], None]]) -> None:
     """Wait until the owner of `waiters` calls the callback put there; always a checkpoint."""
     event = anyio.Event()

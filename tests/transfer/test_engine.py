@@ -235,3 +235,10 @@ async def test_work_of_the_host_program_ends_when_it_says_so() -> None:
             op.finish()
             await op.wait()
             assert pool.counts().free == 1
+
+
+async def test_an_engine_that_could_admit_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="in_flight_max: found 0, expected at least 1"):
+        Engine(HostDevice(), in_flight_max=0)
+    with pytest.raises(ValueError, match="in_flight_bytes_max: found -1, expected at least 1"):
+        Engine(HostDevice(), in_flight_bytes_max=-1)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from transfer._wait import Line, wait_woken
+from transfer._wait import Line, limit, wait_woken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,3 +149,10 @@ async def test_waiting_to_be_woken_takes_its_callback_out() -> None:
         scope.cancel()
         await wait_woken(waiters)
     assert waiters == []
+
+
+@pytest.mark.parametrize("found", [0, -1, float("nan")])
+async def test_a_limit_that_lets_nothing_in_is_refused(found: float) -> None:
+    assert limit("in_flight_max", 1) == 1
+    with pytest.raises(ValueError, match=f"in_flight_max: found {found}, expected at least 1"):
+        limit("in_flight_max", found)
