@@ -159,6 +159,8 @@ class SlotImage:
         area = (staging + local + self._place).ravel()
         nbytes = np.broadcast_to(self._nbytes, (len(ids), len(self._nbytes))).ravel()
         pieces = Pieces(host, area, nbytes) if outward else Pieces(area, host, nbytes)
+        if self.segments == 1 and self._bytes < self._host_step:
+            return pieces  # the rest of each slot lies between: none goes on
         return merge(pieces, self.registration(host))
 
     def registration(self, host: Int64Array) -> Int64Array | None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MIB: Final = 1 << 20
 LOOPS: Final = ("uvloop", "asyncio", "trio")
 PHASES: Final = ("check", "prepare", "post", "signal", "reap")
+DEPTH: Final = 64
 COLD_BYTES: Final = 8 * MIB
 """Bytes that are read between two cold calls, so that caches have something else in them."""
 
@@ -90,14 +91,36 @@ async def _phases(work: Work, count: int) -> dict[str, float]:
 def loops(count: int) -> dict[str, dict[str, float]]:
     """Microseconds of a 4 MiB copy from call to coroutine on each loop, thread and wake-up included.
 
-    call: wall-clock time. loop: CPU time of the loop's thread. process: of all threads. hop: the
-    loop's CPU time of handing a thread something and being woken by it, which is the least that any
-    completion takes that a thread sees.
+    call: wall-clock time. loop: CPU time of the loop's thread. process: of all threads. deep: the
+    loop's with `DEPTH` copies in flight, where one wake-up tells of many. hop: the loop's CPU time of
+    handing a thread something and being woken by it, which is the least that any completion takes
+    that a thread sees.
     """
     work = one_page()
+    pages, slots = free_pools(BlockLayout.raw(4096), DEPTH)
+    ends = pages.lease(DEPTH).handle, slots.lease(DEPTH).handle
+    works = [Copy(page, slot) for page, slot in zip(*ends, strict=True)]
     return {
-        loop: _run(loop, _whole, work, count) | {"hop": _run(loop, _hop, count)} for loop in LOOPS
+        loop: {
+            **_run(loop, _whole, work, count),
+            "deep": _run(loop, _deep, works, max(3, count // DEPTH)),
+            "hop": _run(loop, _hop, count),
+        }
+        for loop in LOOPS
     }
+
+
+async def _deep(works: list[Copy], rounds: int) -> float:
+    device, _ = free_device(spin=float("inf"))
+    took = []
+    async with Engine(device) as engine:
+        for _ in range(rounds):
+            began = time.thread_time()
+            ops = [await engine.submit(work, after=()) for work in works]
+            for op in ops:
+                await op.wait()
+            took.append((time.thread_time() - began) / len(works))
+    return percentile(took, 50) * 1e6
 
 
 async def _hop(count: int) -> float:

@@ -12,6 +12,7 @@ def test_phases_and_loops() -> None:
         assert row["loop"] > 0
         assert row["process"] > 0
         assert row["hop"] > 0
+        assert row["deep"] > 0
 
 
 def test_posting_by_size_and_way() -> None:
