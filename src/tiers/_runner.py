@@ -7,6 +7,7 @@ collected and handled in one loop callback for many; nothing can cancel that.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from transfer._loop import Loop, current_loop
@@ -68,6 +69,7 @@ class Runner:
         self._idle = idle
         self._loop: Loop | None = None
         self._rung = False
+        self._watched: set[Operation] = set()
         self._ends: deque[tuple[Operation, End, int, int]] = deque()
 
     def bind(self) -> None:
@@ -114,11 +116,23 @@ class Runner:
             self._loop.post(self._run)
 
     def wait_room(self) -> None:
-        """The engine had no room: look again when one of its operations has ended."""
-        if self.live:
-            return  # one of our own will end, and rings
-        for op in self.engine.holders()[:1]:
-            op.append(self.ring)
+        """The engine had no room: look again when one of its operations has ended.
+
+        Room comes back with any of them, whosever it is and whether it holds blocks or not.
+        """
+        live = [op for lane in self.engine._lanes for op in lane.live]
+        for op in live:
+            if op not in self._watched:
+                self._watched.add(op)
+                op.append(partial(self._room, op))
+        if not live:
+            self.ring()
+
+    def _room(self, op: Operation) -> None:
+        """An operation that was in the way has ended, or never will."""
+        if op.decided and op in self._watched:
+            self._watched.discard(op)
+            self.ring()
 
     def _run(self) -> None:
         self._rung = False

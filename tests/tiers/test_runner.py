@@ -1,5 +1,7 @@
 """Ends of operations: each told once, on the loop, in no task."""
 
+import threading
+
 import anyio
 import pytest
 from tests.tiers.store_kit import until
@@ -80,3 +82,35 @@ async def test_room_that_others_take_is_waited_for() -> None:
             runner.submit(Launch(nothing), lambda _: gate.set())
             with anyio.fail_after(20):
                 await gate.wait()
+
+
+async def test_room_that_work_without_blocks_takes_is_waited_for() -> None:
+    # Nobody holds a block: the room that this work gives back has to be noticed all the same.
+    idle: list[int] = []
+    async with Engine(HostDevice(threads=2), in_flight_max=2) as engine:
+        runner = Runner(engine, lambda: idle.append(1))
+        runner.bind()
+        gates = [threading.Event(), threading.Event()]
+        for gate in gates:
+            await engine.submit(Launch(gate.wait))
+        for _ in range(3):
+            with pytest.raises(WouldBlock):
+                runner.submit(Launch(nothing), lambda _: None)
+            runner.wait_room()
+        assert idle == []
+        gates[1].set()  # the later one, while the earlier one goes on
+        await until(lambda: idle)
+        ended: list[int] = []
+        runner.submit(Launch(nothing), lambda _: ended.append(1))
+        await until(lambda: ended)
+        assert len(idle) == 2  # once for the room, once for its own end
+        gates[0].set()
+
+
+async def test_room_that_is_there_already_is_looked_at_again() -> None:
+    idle: list[int] = []
+    async with Engine(HostDevice(threads=1)) as engine:
+        runner = Runner(engine, lambda: idle.append(1))
+        runner.bind()
+        runner.wait_room()
+        await until(lambda: idle)
