@@ -167,10 +167,14 @@ class Folder:
         """Make what is missing and take the locks.
 
         Raises:
-            TierBusy: somebody else has the folder.
+            TierBusy: somebody else has the folder, or this view of it is open already.
             TierError: the file system has no flock.
             OSError: the folder cannot be made or opened.
         """
+        if self._fds:
+            raise TierBusy(
+                f"{self.root}: this tier is open already; each store needs one of its own"
+            )
         self.make()
         done = False
         try:

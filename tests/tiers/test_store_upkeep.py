@@ -97,6 +97,29 @@ async def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
         await store.aclose()
 
 
+@pytest.mark.may_block
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_tier_belongs_to_one_store(tmp_path: Path, *, shared: bool) -> None:
+    # A second store with the same tier must not take the first one's locks away.
+    async with rig(tmp_path, placement=Placement.WHOLE_DISK, shared=shared) as it:
+        await it.put(keys_of(2))
+        disk = it.store._disk
+        assert disk is not None
+        second = KVStore(it.engine, layout=LAYOUT, placement=Placement.WHOLE_DISK, disk=disk)
+        with pytest.raises(TierBusy, match="open already"):
+            await second.start()
+        await second.aclose()
+        other = DiskTier(tmp_path, shared=shared)
+        if shared:
+            other.open()
+            assert [scan for scan in other.scan_all() if scan.whole] == []
+        else:
+            with pytest.raises(TierBusy):
+                other.open()
+        other.close()
+        assert await it.get(keys_of(2)) == 2
+
+
 async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     async with rig(tmp_path / "tier") as it:
