@@ -91,6 +91,7 @@ class Core:
         self.faults: Counter[str] = Counter()
         self.waiters: list[Callable[[], None]] = []
         self.pumps: list[Callable[[], None]] = []
+        self.hits: dict[Callable[[], None], None] = {}  # ends the leases of each hit
         self.filling = 0
         self.closing = False
         self.writes = Writes(self, at_once=writes_at_once)

@@ -102,6 +102,7 @@ class Hit:
             # A page that a scan found says whose it is when it is read; by its key it is ours.
             entry.provenance = entry.provenance or self._provenance
         self._core.counts["leases"] += len(self.entries)
+        self._core.hits[self.give_up] = None
         return self
 
     def __exit__(
@@ -110,8 +111,16 @@ class Hit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._entered:
+            raise LeaseError(f"{self!r} is not entered: there is nothing to leave")
         self._entered = False
+        self.give_up()
+
+    def give_up(self) -> None:
+        """End the leases, if they have not ended: a store that is closed keeps none."""
         core = self._core
+        if core.hits.pop(self.give_up, 0) is not None:
+            return
         for entry in self.entries:
             entry.leases -= 1
             core.settle(entry)

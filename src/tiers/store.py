@@ -213,6 +213,8 @@ class KVStore:
         if core.form.host_names:
             for entry in list(core.index):
                 core.remove(entry)
+        for give_up in list(core.hits):
+            give_up()
         core.removals.retry()  # a page that was removed must not come back with the next process
         strikes.append(await self._settle(self._deadline))
         if self._disk is not None:

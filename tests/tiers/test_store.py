@@ -170,6 +170,38 @@ async def test_a_hit_has_to_be_entered_once(tmp_path: Path) -> None:
             hit.__enter__()
 
 
+async def test_a_hit_that_is_not_entered_cannot_be_left(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await it.put(keys_of(2))
+        with it.store.lookup(keys_of(2)) as first:
+            other = it.store.lookup(keys_of(2))
+            with pytest.raises(LeaseError, match="not entered"):
+                other.__exit__(None, None, None)
+            assert [entry.leases for entry in first.entries] == [1, 1]
+            assert it.store.evict(2) == 0
+        with pytest.raises(LeaseError, match="not entered"):
+            first.__exit__(None, None, None)
+        assert [entry.leases for entry in first.entries] == [0, 0]
+
+
+@PLACEMENTS
+async def test_a_hit_that_is_held_past_closing_keeps_nothing(
+    tmp_path: Path, placement: Placement
+) -> None:
+    # The folder is somebody else's when the store is closed: nothing may be removed after that.
+    keys = keys_of(3)
+    async with rig(tmp_path, placement=placement) as it:
+        await it.put(keys)
+        with it.store.lookup(keys) as hit:
+            it.store.remove(keys[:2])
+            await it.store.aclose()
+            left = [path.name for path in it.files()]
+            assert len(left) == (1 if placement is Placement.WHOLE_DISK else 0)
+            assert [entry.leases for entry in hit.entries] == [0, 0, 0]
+        assert not it.store._core.busy
+        assert [path.name for path in it.files()] == left
+
+
 async def test_one_block_may_be_given_for_one_page(tmp_path: Path) -> None:
     keys = keys_of(1)
     async with rig(tmp_path) as it:
