@@ -9,7 +9,7 @@ from tiers._layout import PageLayout, PageOrder, ScaleScope
 from tiers.fp8 import quantize
 from tiers.kernels import PageCast
 from transfer import Engine
-from transfer.cuda import DevicePool, PinnedPool, Way
+from transfer.cuda import DevicePool, Pace, PinnedPool, Way
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.may_block]
 
@@ -44,12 +44,15 @@ def shared_axes(order: PageOrder, scope: ScaleScope) -> tuple[int, ...]:
     }[scope]
 
 
-@pytest.mark.parametrize("way", [Way.STAGED, Way.MAPPED])
+@pytest.mark.parametrize(
+    ("way", "pace"),
+    [(Way.STAGED, Pace()), (Way.STAGED, Pace(pitched=True, bare=True)), (Way.MAPPED, Pace())],
+)
 @pytest.mark.parametrize("scope", list(ScaleScope))
 @pytest.mark.parametrize("order", list(PageOrder))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 async def test_bytes_equal_those_of_the_cpu(  # case 53, case 54, case 56
-    way: Way, scope: ScaleScope, order: PageOrder, dtype: str
+    way: Way, pace: Pace, scope: ScaleScope, order: PageOrder, dtype: str
 ) -> None:
     plan = PageLayout(layers=3, page_size=16, kv_heads=8, head_dim=128, order=order, value=dtype)
     encoded = plan.encoded(scope=scope)
@@ -59,7 +62,7 @@ async def test_bytes_equal_those_of_the_cpu(  # case 53, case 54, case 56
     values_of(gpu, 3, 5)
     pages, restored = gpu.lease(50).handle, back.lease(50).handle
     key_slots, value_slots = keys.lease(50).handle, values.lease(50).handle
-    async with Engine(device(ways=(way,))) as engine:
+    async with Engine(device(ways=(way,), pace=pace)) as engine:
         out = PageCast(gpu, keys, values, layout=encoded).pack(pages, key_slots, value_slots)
         await engine.run(out, after=())
         into = PageCast(back, keys, values, layout=encoded).unpack(key_slots, value_slots, restored)
