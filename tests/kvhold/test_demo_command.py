@@ -74,6 +74,7 @@ def test_a_folder_of_somebody_else_stays_as_it_is(given: tuple[str, ...], tmp_pa
         (["--tokens", "200"], "200 tokens: expected multiples of 128"),
         (["--tokens", "1024"], "model takes 1024"),
         (["--folder", "README.md"], "README.md: File exists"),
+        (["--picture", "none/x.png"], "none/x.png: No such file or directory"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_is_made(
