@@ -32,11 +32,14 @@ if TYPE_CHECKING:
 
     from tiers._flight import Flight, Flights
     from tiers._index import Entry
+    from tiers._key import Provenance
     from tiers._store_core import Core
     from transfer._handle import Handle
     from transfer._operation import Operation
     from transfer._work import Work
 
+TAKES_AT_ONCE: Final = 4
+"""Operations of a load that the engine is given at a time; what lands meanwhile shares the next one."""
 WAITING: Final = 0
 VALID: Final = 1
 INVALID: Final = 2
@@ -55,11 +58,11 @@ class Hit:
     """
 
     def __init__(
-        self, core: Core, entries: list[Entry], *, page_size: int, provenance: bytes
+        self, core: Core, entries: list[Entry], *, page_size: int, whose: Provenance | None
     ) -> None:
         self.entries = entries
         self.page_size = page_size
-        self._provenance = provenance
+        self._whose = whose
         self._core = core
         self._entered = False
 
@@ -97,10 +100,10 @@ class Hit:
         if gone is not None:
             self.entries = self.entries[:gone]
         self._entered = True
-        for entry in self.entries:
+        for depth, entry in enumerate(self.entries):
             entry.leases += 1
-            # A page that a scan found says whose it is when it is read; by its key it is ours.
-            entry.provenance = entry.provenance or self._provenance
+            if not entry.provenance and self._whose is not None:
+                self._core.claim(entry, self._whose, depth)
         self._core.counts["leases"] += len(self.entries)
         self._core.hits[self.give_up] = None
         return self
@@ -248,8 +251,8 @@ class Load:
         self._end_part(number, error)
 
     def flush(self) -> None:
-        """Take what has landed to where it is wanted."""
-        while self._landed:
+        """Take what has landed to where it is wanted; more together when there is enough to do."""
+        while self._landed and len(self._ops) < TAKES_AT_ONCE:
             group = self._landed[: self._group_size]
             try:
                 self._take(group)

@@ -10,6 +10,7 @@ import pytest
 from tests.tiers.store_kit import keys_of, poison, rig, until, wrong_pages
 
 from tiers import Placement
+from tiers._store_fetch import TAKES_AT_ONCE
 from transfer import External, HoldConflict
 
 pytestmark = pytest.mark.anyio
@@ -120,6 +121,29 @@ async def test_a_fetch_is_ordered_behind_what_it_names(
                 reader.finish()
             assert counts == [2]
             assert wrong_pages(pages, keys, 2) == []
+
+
+async def test_what_lands_while_there_is_enough_to_do_is_taken_together(tmp_path: Path) -> None:
+    keys = keys_of(12)
+    async with rig(tmp_path, placement=Placement.WHOLE_DISK) as it:
+        await it.put(keys)
+        with it.store.lookup(keys) as hit, it.lease(12) as pages:
+            poison(pages)
+            reader = await it.engine.submit(External(reads=[pages]))
+            counts: list[int] = []
+
+            async def fetch() -> None:
+                counts.append(await it.store.fetch(hit, into=pages, after=reader))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(fetch)
+                nbytes = 12 * it.store.form.file_bytes
+                await until(lambda: it.store.statistics().read_bytes == nbytes)
+                taking = [op for op in it.engine.holders(pages) if op.name == "fetch pages"]
+                assert 0 < len(taking) < TAKES_AT_ONCE
+                reader.finish()
+            assert counts == [12]
+            assert wrong_pages(pages, keys, 12) == []
 
 
 async def test_a_bad_page_ends_the_prefix_and_the_others_are_kept(tmp_path: Path) -> None:

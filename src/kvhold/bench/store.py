@@ -98,7 +98,6 @@ async def _files(
                 host=host,
                 disk=disk,
                 write_behind_bytes=2 * PAGES * form.file_bytes,
-                read_bytes=16 * form.file_bytes,
             ) as store:
                 await store.recovered()
                 for number in range(rounds + 1):

@@ -109,7 +109,6 @@ async def _rounds(
                 placement=Placement.WHOLE_DISK,
                 disk=DiskTier(folder / "ours"),
                 write_behind_bytes=2 * pages * form.file_bytes,
-                read_bytes=16 * form.file_bytes,
             ) as store,
         ):
             await store.recovered()
