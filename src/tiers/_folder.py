@@ -89,11 +89,13 @@ class Found(NamedTuple):
         name: what it is called.
         nbytes: its length.
         allocated: bytes that the file system has set aside for it.
+        written: when it was written, in nanoseconds of the file system's clock.
     """
 
     name: Name
     nbytes: int
     allocated: int
+    written: int = 0
 
 
 class Scan(NamedTuple):
@@ -257,7 +259,8 @@ class Folder:
                 temporaries += name.temporary
                 orphans += not name.temporary
             else:
-                whole.append(Found(name, found.st_size, found.st_blocks * 512))
+                nbytes, allocated = found.st_size, found.st_blocks * 512
+                whole.append(Found(name, nbytes, allocated, found.st_mtime_ns))
         return Scan(tuple(whole), temporaries, orphans, live_bytes)
 
     def _files(self, shard: str) -> Iterator[tuple[Path, Name | None, os.stat_result]]:

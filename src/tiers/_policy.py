@@ -89,11 +89,11 @@ class Lru:
         passed: list[tuple[int, int, int, Record]] = []
         try:
             while self._heap:
-                item = used, depth, serial, record = heapq.heappop(self._heap)
+                item = used, _, serial, record = heapq.heappop(self._heap)
                 if self._known.get(record) != serial:
                     continue
                 if record.used != used:
-                    heapq.heappush(self._heap, (record.used, depth, serial, record))
+                    heapq.heappush(self._heap, (record.used, -record.depth, serial, record))
                     continue
                 passed.append(item)
                 if may(record):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tiers._form import Form, Stages
+    from tiers._key import Provenance
     from tiers._policy import MakePolicy, Record
     from tiers.disk import DiskTier
     from tiers.host import HostTier
@@ -213,6 +214,19 @@ class Core:
                 return
             over -= record.nbytes
             self.evict(record)
+
+    def claim(self, entry: Entry, whose: Provenance, depth: int) -> None:
+        """A page that a scan found is found by its key: now it is known whose it is, and where."""
+        entry.provenance = whose.digest
+        entry.depth = depth
+        tenant = whose.tenant
+        if tenant == entry.tenant or entry.residency is not Residency.RESIDENT:
+            return
+        self.shares.drop(entry)
+        self.shares.charge(entry.tenant, -entry.nbytes)
+        entry.tenant = tenant
+        self.shares.charge(tenant, entry.nbytes)
+        self.shares.add(entry)
 
     # Filling
 

@@ -131,7 +131,7 @@ async def verify(flights: Flights, progress: Callable[[int, int], None] | None) 
     for start in range(0, len(everything), size):
         chunk = everything[start : start + size]
         resident = [entry for entry in chunk if entry.residency is Residency.RESIDENT]
-        with Hit(core, resident, page_size=core.form.layout.page_size, provenance=b"") as hit:
+        with Hit(core, resident, page_size=core.form.layout.page_size, whose=None) as hit:
             load = Load(flights, hit.entries, None)
             await load.run(())
         for number, error in load.faults.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from tiers._errors import TierError
-from tiers._folder import SHARDS
+from tiers._folder import SHARDS, WRITER_BYTES
 from tiers._form import Placement
 from tiers._index import Entry
 from tiers._residency import Change
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
 
 AT_ONCE: Final = 2
+TOGETHER: Final = 10_000_000_000
+"""Nanoseconds in which files count as written together."""
 
 
 @final
@@ -111,7 +113,11 @@ class Recovery:
             self._disk.add_other(found.allocated)
             return
         name = found.name
-        entry = Entry(name.key, b"", name.put, tenant="", depth=0, used=0)
+        # Used before anything of this process. Of files written together the last ones go first:
+        # a put takes its pages in their order, and the deeper ones need those before them.
+        used = found.written // TOGETHER - (1 << 62)
+        depth = int.from_bytes(name.put[WRITER_BYTES:], "big")
+        entry = Entry(name.key, b"", name.put, tenant="", depth=depth, used=used)
         item = Item(name.key, name.put, core.form.disk_parts, core.form.file_bytes)
         entry.disk = self._disk.adopt(found, item)
         entry.nbytes = entry.disk.charged

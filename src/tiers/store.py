@@ -295,7 +295,7 @@ class KVStore:
         core.counts["lookups"] += 1
         core.counts["hits"] += len(entries)
         core.counts["misses"] += len(digests) - len(entries)
-        return Hit(core, entries, page_size=keys.page_size, provenance=keys.provenance.digest)
+        return Hit(core, entries, page_size=keys.page_size, whose=keys.provenance)
 
     def match(self, keys: Keys, *, max_tokens: int | None = None) -> int:
         """Count the leading pages that are there, without a lease and without marking them used."""

@@ -1,11 +1,14 @@
 """Opening a folder that others left, or have."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.tiers.store_kit import LAYOUT, keys_of, rig
+from tests.tiers.store_kit import LAYOUT, PROVENANCE, keys_of, rig
 
-from tiers import DiskTier, KVStore, Placement, TierBusy, TierError
+from tiers import DiskTier, KVStore, Lru, Placement, S3Fifo, TierBusy, TierError
 from tiers._folder import Name
 from transfer import Engine, FileDevice, HostDevice
 
@@ -85,6 +88,47 @@ async def test_a_folder_beyond_its_quota_is_trimmed(tmp_path: Path) -> None:
         await it.store.drain()
         assert it.store.statistics().tiers["disk"].charged == 3 * 16384
         assert len(it.files()) == 3
+
+
+async def test_what_was_written_last_is_kept_longest(tmp_path: Path) -> None:
+    old, new = keys_of(4), keys_of(4, start=1)
+    async with rig(tmp_path, placement=Placement.WHOLE_DISK) as it:
+        await it.put(new)
+        await it.put(old)
+        for digest in old.digests:
+            for path in it.files(f"data/*/{digest.hex()}-*"):
+                os.utime(path, (1e9, 1e9))
+    async with rig(tmp_path, placement=Placement.WHOLE_DISK, quota=6 * 16384) as it:
+        await it.store.drain()
+        # Of pages written together the first ones are kept: the others are of no use without them.
+        assert (it.store.match(new), it.store.match(old)) == (4, 2)
+        await it.put(keys_of(2, start=2))
+        assert (it.store.match(new), it.store.match(old)) == (4, 0)
+        assert it.store.match(keys_of(2, start=2)) == 2
+
+
+@pytest.mark.parametrize("policy", [Lru, S3Fifo])
+async def test_a_page_that_is_taken_over_is_its_tenants_when_it_is_found(
+    tmp_path: Path, policy: Any
+) -> None:
+    ours = keys_of(3, provenance=replace(PROVENANCE, tenant="t"))
+    other = keys_of(2, start=1)
+    async with rig(tmp_path, placement=Placement.WHOLE_DISK) as it:
+        await it.put(ours)
+        await it.put(other)
+    options: dict[str, Any] = {"policy": policy, "quotas": {"t": 3 * 16384}}
+    async with rig(tmp_path, placement=Placement.WHOLE_DISK, **options) as it:
+        # A file does not say whose it is.
+        assert it.store.statistics().tenants == {"": 5 * 16384}
+        assert await it.get(ours) == 3
+        assert it.store.statistics().tenants == {"t": 3 * 16384, "": 2 * 16384}
+        fresh = keys_of(1, start=2, provenance=replace(PROVENANCE, tenant="t"))
+        await it.put(fresh)
+        await it.store.drain()
+        # A page of its own has given way, by age the deepest, and nobody else's.
+        assert it.store.match(ours) == (2 if policy is Lru else 0)
+        assert (it.store.match(fresh), it.store.match(other)) == (1, 2)
+        assert it.store.statistics().tenants == {"t": 3 * 16384, "": 2 * 16384}
 
 
 async def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
