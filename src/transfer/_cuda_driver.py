@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, final
 
 from transfer._cuda_api import CudaError, CudaMissing
-from transfer._cuda_bare import Batch, bind
+from transfer._cuda_bare import Batch
 
 if TYPE_CHECKING:
     from transfer._extent import Int64Array
@@ -59,8 +59,7 @@ class CudaDriver:
 
     Args:
         ordinal: which of the visible GPUs.
-        bare: call the driver's entry points instead of the bindings where it matters; streams and
-            events are plain numbers then.
+        bare: batches go to the driver's entry point as arrays, not through the bindings as lists.
 
     Raises:
         CudaMissing: no such GPU, or no CUDA.
@@ -68,7 +67,6 @@ class CudaDriver:
 
     def __init__(self, ordinal: int, *, bare: bool = False) -> None:
         self.ordinal = ordinal
-        self._bare = False
         self._api = api = load()
         count = self._call("cuDeviceGetCount")
         if not 0 <= ordinal < count:
@@ -88,13 +86,7 @@ class CudaDriver:
         self._sync = api.cuEventSynchronize
         self._current = api.cuCtxGetCurrent
         self._exchange = api.cuThreadExchangeStreamCaptureMode
-        self._batch: Batch | None = None
-        self._bare = bare
-        if bare:
-            calls = bind(api)
-            self._record, self._query, self._sync = calls.record, calls.query, calls.sync
-            self._wait, self._copy = calls.wait, calls.copy
-            self._batch = Batch(calls.batch, int(self._attributes.getPtr()))
+        self._batch = Batch(api, self._attributes) if bare else None
 
     def _call(self, name: str, *args: Any) -> Any:
         result = getattr(self._api, name)(*args)
@@ -103,8 +95,7 @@ class CudaDriver:
         return result[1] if len(result) == 2 else None
 
     def _fail(self, code: Any, name: str) -> None:
-        known = self._api.CUresult(code) if self._bare else code
-        status, text = self._api.cuGetErrorName(known)
+        status, text = self._api.cuGetErrorName(code)
         detail = text.decode() if not int(status) and isinstance(text, bytes) else ""
         raise CudaError(int(code), name, detail)
 
@@ -166,15 +157,11 @@ class CudaDriver:
             code, _, priority = self._api.cuCtxGetStreamPriorityRange()
             if int(code):
                 self._fail(code, "cuCtxGetStreamPriorityRange")
-        return self._handle(self._call("cuStreamCreateWithPriority", int(flag), int(priority)))
-
-    def _handle(self, made: Any) -> Any:
-        """A stream or event as the calls want it."""
-        return int(made) if self._bare else made
+        return self._call("cuStreamCreateWithPriority", int(flag), int(priority))
 
     def stream_of(self, handle: int) -> Any:
         """See `Driver.stream_of`."""
-        return handle if self._bare else self._api.CUstream(handle)
+        return self._api.CUstream(handle)
 
     def drop_stream(self, stream: Any) -> None:
         """See `Driver.drop_stream`."""
@@ -208,11 +195,11 @@ class CudaDriver:
         chosen = int(flags.CU_EVENT_DISABLE_TIMING)
         if blocking:
             chosen |= int(flags.CU_EVENT_BLOCKING_SYNC)
-        return self._handle(self._call("cuEventCreate", chosen))
+        return self._call("cuEventCreate", chosen)
 
     def event_of(self, handle: int) -> Any:
         """See `Driver.event_of`."""
-        return handle if self._bare else self._api.CUevent(handle)
+        return self._api.CUevent(handle)
 
     def drop_event(self, event: Any) -> None:
         """See `Driver.drop_event`."""
@@ -264,9 +251,9 @@ class CudaDriver:
     def copy_batch(self, dst: Int64Array, src: Int64Array, nbytes: Int64Array, stream: Any) -> None:
         """See `Driver.copy_batch`; the bindings want lists of their own pointer objects."""
         if self._batch is not None:
-            (code,) = self._batch(dst, src, nbytes, stream)
-            if code != self._ok:
-                self._fail(code, "cuMemcpyBatchAsync")
+            code = self._batch(dst, src, nbytes, int(stream))
+            if code:
+                self._fail(self._api.CUresult(code), "cuMemcpyBatchAsync")
             return
         pointer = self._api.CUdeviceptr
         self._call(

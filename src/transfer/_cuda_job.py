@@ -35,8 +35,8 @@ class Pace:
         movers: streams of DMA copies for each direction, 1 or 2; with two, one chunk's copy need
             not wait for the end of the one before it to be noted.
         pitched: whether slots at even distances are moved by one strided copy.
-        bare: whether the driver is called through its own entry points instead of the bindings'
-            wrappers, which costs less for each call.
+        bare: whether batches go to the driver's own entry point as arrays, instead of through the
+            bindings as lists of objects.
     """
 
     ahead: int | None = None

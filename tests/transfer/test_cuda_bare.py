@@ -1,4 +1,4 @@
-"""Entry points that a stand-in hands out are called with the numbers that were given."""
+"""The entry point that a stand-in hands out is called with the numbers that were given."""
 
 import ctypes
 from types import SimpleNamespace
@@ -8,70 +8,39 @@ import numpy as np
 import pytest
 
 from transfer._cuda_api import CudaMissing
-from transfer._cuda_bare import _SIGNATURES, VERSION, Batch, bind
+from transfer._cuda_bare import KINDS, NAME, VERSION, Batch
 
 
-class Entries:
-    """C functions that note their arguments and answer with a number."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[Any, ...]] = []
-        self.answer = 0
-        self.asked: list[tuple[bytes, int, int]] = []
-        self._kept = {
-            name.encode(): ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._noted(name))
-            for name, kinds in _SIGNATURES.items()
-        }
-
-    def _noted(self, name: str) -> Any:
-        def call(*args: Any) -> int:
-            if name == "cuMemcpyBatchAsync":
-                count = args[3]
-                arrays = [list((ctypes.c_int64 * count).from_address(at)) for at in args[:3]]
-                index = ctypes.c_size_t.from_address(args[5]).value
-                args = (*arrays, count, args[4], index, *args[6:])
-            self.seen.append((name, *args))
-            return self.answer
-
-        return call
-
-    def cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple[int, int, int]:  # noqa: N802
-        self.asked.append((name, version, flags))
-        found = ctypes.cast(self._kept[name], ctypes.c_void_p).value
-        assert found is not None
-        return 0, found, 0
-
-
-def test_arguments_arrive_whole() -> None:
-    entries = Entries()
-    calls = bind(entries)
-    assert {asked[0].decode() for asked in entries.asked} == set(_SIGNATURES)
-    assert {asked[1:] for asked in entries.asked} == {(VERSION, 0)}
-    far = (1 << 63) + 5
-    assert calls.record(1 << 40, 7) == (0,)
-    assert calls.wait(7, 1 << 41, 0) == (0,)
-    assert calls.copy(far, 1 << 42, 1 << 35, 7) == (0,)
-    entries.answer = 600
-    assert calls.query(1 << 40) == (600,)
-    entries.answer = 700
-    assert calls.sync(1 << 40) == (700,)
-    assert entries.seen == [
-        ("cuEventRecord", 1 << 40, 7),
-        ("cuStreamWaitEvent", 7, 1 << 41, 0),
-        ("cuMemcpyAsync", far, 1 << 42, 1 << 35, 7),
-        ("cuEventQuery", 1 << 40),
-        ("cuEventSynchronize", 1 << 40),
-    ]
+def attributes(at: int) -> Any:
+    return SimpleNamespace(getPtr=lambda: at)
 
 
 def test_a_batch_reads_arrays_in_place() -> None:
-    entries = Entries()
-    batch = Batch(bind(entries).batch, 1 << 44)
-    dst, src, nbytes = (np.arange(at, at + 5, dtype=np.int64) for at in (10, 20, 30))
-    assert batch(dst[1:4], src[1:4], nbytes[1:4], 9) == (0,)
-    assert entries.seen == [
-        ("cuMemcpyBatchAsync", [11, 12, 13], [21, 22, 23], [31, 32, 33], 3, 1 << 44, 0, 1, 9)
-    ]
+    seen: list[tuple[Any, ...]] = []
+    answers = [700, 0]
+
+    def called(*args: Any) -> int:
+        count = args[3]
+        arrays = [list((ctypes.c_int64 * count).from_address(at)) for at in args[:3]]
+        seen.append((*arrays, *args[3:5], ctypes.c_size_t.from_address(args[5]).value, *args[6:]))
+        return answers.pop()
+
+    entry = ctypes.CFUNCTYPE(ctypes.c_int, *KINDS)(called)
+    asked: list[tuple[Any, ...]] = []
+
+    def look_up(*args: Any) -> tuple[int, int | None, int]:
+        asked.append(args)
+        return 0, ctypes.cast(entry, ctypes.c_void_p).value, 0
+
+    batch = Batch(SimpleNamespace(cuGetProcAddress=look_up), attributes(1 << 44))
+    assert asked == [(NAME.encode(), VERSION, 0)]
+    far = 1 << 47
+    dst, src, nbytes = (np.arange(at, at + 5, dtype=np.int64) for at in (far, 20, 1 << 35))
+    assert batch(dst[1:4], src[1:4], nbytes[1:4], 9) == 0
+    arrays = [[at + 1, at + 2, at + 3] for at in (far, 20, 1 << 35)]
+    assert seen == [(*arrays, 3, 1 << 44, 0, 1, 9)]
+    assert batch(dst, src, nbytes, 1 << 46) == 700
+    assert seen[1][-1] == 1 << 46
     with pytest.raises(ValueError, match="without gaps"):
         batch(dst[::2], src[::2], nbytes[::2], 9)
 
@@ -79,5 +48,5 @@ def test_a_batch_reads_arrays_in_place() -> None:
 @pytest.mark.parametrize("answer", [(500, 0, 0), (0, 0, 1)])
 def test_an_entry_point_that_is_not_there_is_named(answer: tuple[int, int, int]) -> None:
     api = SimpleNamespace(cuGetProcAddress=lambda *_: answer)
-    with pytest.raises(CudaMissing, match="found no cuEventRecord in the driver"):
-        bind(api)
+    with pytest.raises(CudaMissing, match="found no cuMemcpyBatchAsync in the driver"):
+        Batch(api, attributes(0))

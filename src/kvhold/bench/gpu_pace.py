@@ -53,15 +53,17 @@ def measure(short: bool, settings: Settings) -> dict[str, Any]:
 
 
 def bare(short: bool, settings: Settings) -> dict[str, Any]:
-    """The setting at hand, and the same with the driver's own entry points.
+    """The setting at hand by batches, and the same with the driver's own entry point.
 
     A part of its own: a call with wrong arguments would take the process with it.
     """
     calls = {DEFAULT: settings.pace, "bare": replace(settings.pace, bare=True)}
-    return _measure(short, settings, calls)
+    return _measure(short, settings, calls, Way.BATCH)
 
 
-def _measure(short: bool, settings: Settings, trials: dict[str, Pace]) -> dict[str, Any]:
+def _measure(
+    short: bool, settings: Settings, trials: dict[str, Pace], way: Way = Way.STAGED
+) -> dict[str, Any]:
     gpu, host = page_pools(page_layout(32), 256, 128)
     near, far = scattered(gpu, 256), host.lease(128).handle
     alone = Bare(256 * MIB)
@@ -71,7 +73,7 @@ def _measure(short: bool, settings: Settings, trials: dict[str, Pace]) -> dict[s
         for name, pace in trials.items():
             if name in problems:
                 continue
-            with direct(settings, ways=(Way.STAGED,), pace=pace) as one:
+            with direct(settings, ways=(way,), pace=pace) as one:
                 if not carries(one, near, far):
                     problems[name] = "the bytes that came back are not those that went"
                     continue
