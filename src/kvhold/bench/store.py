@@ -20,7 +20,7 @@ import anyio
 from rich.table import Table
 
 from kvhold.bench.pairs import Pair, percentile
-from kvhold.bench.store_bare import THREADS, Bare, CodecAlone, Retired
+from kvhold.bench.store_bare import Bare, CodecAlone, Retired
 from tiers import (
     DiskTier,
     HostTier,
@@ -56,6 +56,10 @@ THROUGH: Final = PageLayout(
 )
 """A page of about 1 MiB with values that are FP8 already."""
 PAGES: Final = 256
+FILE_THREADS: Final = 4
+"""Half of what the store has under way, so that none waits for the loop between two files."""
+READ_PAGES: Final = 16
+"""Pages on their way back: enough for the files, few enough to stay in a processor's cache."""
 UVLOOP: Final = {"use_uvloop": True}
 """The loop that `EngineThread` takes as well."""
 
@@ -88,7 +92,7 @@ async def _files(
     retired = Retired(folder / "retired")
     bare = Bare(folder, form.file_bytes, PAGES, retired)
     found: dict[str, list[tuple[float, float, float]]] = {"put": [], "fetch": []}
-    async with Engine(HostDevice(), FileDevice(threads=THREADS)) as engine:
+    async with Engine(HostDevice(), FileDevice(threads=FILE_THREADS)) as engine:
         with pool.lease(PAGES) as pages, CodecAlone(engine, form, pages) as codec:
             _noise(pages)
             async with KVStore(
@@ -98,6 +102,7 @@ async def _files(
                 host=host,
                 disk=disk,
                 write_behind_bytes=2 * PAGES * form.file_bytes,
+                read_bytes=READ_PAGES * form.file_bytes,
             ) as store:
                 await store.recovered()
                 for number in range(rounds + 1):

@@ -102,13 +102,14 @@ async def _rounds(
         Peer(command, folder / "theirs", pages, form.file_bytes) as peer,
     ):
         async with (
-            Engine(HostDevice(), FileDevice()) as engine,
+            Engine(HostDevice(), FileDevice(threads=bench.FILE_THREADS)) as engine,
             KVStore(
                 engine,
                 layout=layout,
                 placement=Placement.WHOLE_DISK,
                 disk=DiskTier(folder / "ours"),
                 write_behind_bytes=2 * pages * form.file_bytes,
+                read_bytes=bench.READ_PAGES * form.file_bytes,
             ) as store,
         ):
             await store.recovered()
