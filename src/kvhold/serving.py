@@ -8,6 +8,7 @@ and the rest is computed in the very steps that computed it first.
 
 from __future__ import annotations
 
+import threading
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -19,7 +20,9 @@ import torch
 from attention import PageTable
 from kvhold.model_attention import PagedReads
 from kvhold.serving_pages import PageRoom, poison
+from transfer._drain import wait_unstoppable
 from transfer._handle import Blocks
+from transfer._loop import current_loop
 from transfer._work import External
 
 if TYPE_CHECKING:
@@ -45,12 +48,22 @@ class Request:
         tokens: the prompt.
         new: tokens to generate, greedily.
         patience: seconds that a fetch may take before the pages are computed instead; None for any.
+
+    Raises:
+        ValueError: no prompt, or no token wanted.
     """
 
     name: str
     tokens: tuple[int, ...]
     new: int
     patience: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tokens or self.new < 1:
+            raise ValueError(
+                f"{self.name}: {len(self.tokens)} tokens, {self.new} new ones, expected at least "
+                f"one of each"
+            )
 
 
 @dataclass(slots=True)
@@ -115,7 +128,8 @@ class Stepper:
         self.model = model
         self.chunk = chunk
         self._stepped = stepped
-        self._one = anyio.CapacityLimiter(1)
+        self._thread = anyio.CapacityLimiter(1)
+        self._one = anyio.Lock()
 
     async def prefill(
         self, pages: Blocks, tokens: Sequence[int], start: int, answer: Answer
@@ -159,8 +173,28 @@ class Stepper:
         return token
 
     async def off_loop(self, function: Callable[[*Args], T], *args: *Args) -> T:
-        """Run something of the model's on the one worker thread that runs the model."""
-        return await anyio.to_thread.run_sync(function, *args, limiter=self._one)
+        """Run something of the model's on the one worker thread that runs the model.
+
+        It is over when this returns or raises: asyncio's own `Task.cancel`, which goes through
+        shields, is held back until the thread is through.
+        """
+        job, loop = _Job(), current_loop()
+
+        def run() -> T:
+            if not job.begin():
+                raise RuntimeError("it was cancelled before it began")
+            try:
+                return function(*args)
+            finally:
+                loop.post(job.end)
+
+        async with self._one:
+            try:
+                return await anyio.to_thread.run_sync(run, limiter=self._thread)
+            finally:
+                caught = await job.over()
+                if caught is not None:
+                    raise caught
 
     def _forward(
         self, tokens: Sequence[int], start: int, table: PageTable, bits: int
@@ -170,6 +204,32 @@ class Stepper:
         reads = PagedReads(self.cache, table, [len(tokens)])
         logits = self.model.forward(ids, start, reads, last=True)[0, -1].cpu()
         return int(logits.argmax()), zlib.crc32(logits.numpy().tobytes(), bits)
+
+
+@final
+class _Job:
+    """Whether a thread has begun, and ended, what it was given."""
+
+    def __init__(self) -> None:
+        self._begun = threading.Lock()
+        self._ended = False
+        self._watchers: list[Callable[[], None]] = []
+
+    def begin(self) -> bool:
+        """Take it, for the thread to do or for the loop to drop; False if it was taken before."""
+        return self._begun.acquire(blocking=False)
+
+    def end(self) -> None:
+        """The thread is through; called on the loop."""
+        self._ended = True
+        for watcher in list(self._watchers):
+            watcher()
+
+    async def over(self) -> BaseException | None:
+        """Wait until the thread is through, or will never begin; what struck meanwhile."""
+        if self.begin():
+            return None
+        return await wait_unstoppable(lambda: self._ended, self._watchers)
 
 
 def _stream(device: torch.device) -> object | None:
@@ -224,28 +284,37 @@ class Server:
 
         Args:
             request: the prompt.
-            prefix: pages that have its beginning already, and stay as they are.
+            prefix: pages that have its beginning already, and stay as they are. Whole chunks of
+                them are read, up to the last token, which is computed; the tiers are not asked.
         """
         began = time.perf_counter()
         answer = Answer(request.name)
         keys = self._provenance.keys(request.tokens, extra=b"")
         answer.wanted = len(keys)
         total = -(-(len(request.tokens) + request.new) // self._size)
-        shared = 0 if prefix is None else len(prefix)
-        lease = await self._room.take(total - shared)
+        shared = None if prefix is None else prefix[: self._usable(len(prefix), request)]
+        lease = await self._room.take(total - (0 if shared is None else len(shared)))
         try:
-            lease, found = await self._restore(lease, keys, request, answer)
-            pages = lease.handle if prefix is None else _joined(prefix, lease.handle)
-            start = max(shared, found) * self._size
-            token = await self._stepper.prefill(pages, request.tokens, start, answer)
+            if shared is None:
+                lease, found = await self._restore(lease, keys, request, answer)
+                pages = lease.handle
+            else:
+                found, pages = len(shared), _joined(shared, lease.handle)
+            token = await self._stepper.prefill(pages, request.tokens, found * self._size, answer)
             answer.first = time.perf_counter() - began
             await self._decode(pages, request, token, answer)
         finally:
-            self._room.give_back(lease)
+            if not lease.released:  # struck between pages that were late and new ones
+                self._room.give_back(lease)
         answer.total = time.perf_counter() - began
         if self._watch is not None:
             self._watch(answer)
         return answer
+
+    def _usable(self, pages: int, request: Request) -> int:
+        """Leading pages that save whole chunks: what follows is computed as it was at first."""
+        found = min(pages, (len(request.tokens) - 1) // self._size)
+        return found - found % (self._stepper.chunk // self._size)
 
     async def _decode(self, pages: Blocks, request: Request, token: int, answer: Answer) -> None:
         answer.tokens.append(token)
@@ -273,8 +342,7 @@ class Server:
             poison(self._room.cache, pages)
             with anyio.move_on_after(request.patience) as scope:
                 found = await store.fetch(hit, into=pages)
-                per_chunk = self._stepper.chunk // self._size
-                answer.restored = found - found % per_chunk
+                answer.restored = self._usable(found, request)
                 return lease, answer.restored
         answer.late = scope.cancelled_caught
         self._room.give_back(lease)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
+from sniffio import current_async_library
 from tests.kvhold import tiny
 
 from kvhold.demo_faults import ShakyCalls, value_files
@@ -19,6 +24,8 @@ from transfer import Engine, FileDevice, HostDevice
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from torch import Tensor
 
 pytestmark = pytest.mark.anyio
 PAGE, CHUNK = 8, 16
@@ -167,3 +174,108 @@ async def test_a_chunk_is_whole_pages(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         with pytest.raises(ValueError, match="whole pages of 8"):
             Stepper(w.engine, w.cache, MODEL, chunk=12)
+
+
+class Gate:
+    """Stops the model inside a step until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.inside = threading.Event()
+        self.open = threading.Event()
+        forward = MODEL.forward
+
+        def gated(*args: Any, **kwargs: Any) -> Tensor:
+            self.inside.set()
+            assert self.open.wait(30)
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(MODEL, "forward", gated)
+
+
+async def test_asyncios_own_cancellation_frees_no_page_that_the_model_still_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if current_async_library() != "asyncio":
+        pytest.skip("asyncio's own Task.cancel()")
+    async with world(tmp_path) as w:
+        gate = Gate(monkeypatch)
+        task = asyncio.ensure_future(w.server(tiers=False).answer(REQUESTS[0]))
+        await anyio.to_thread.run_sync(gate.inside.wait, 30)
+        for _ in range(2):  # the second strikes whoever waits for the thread
+            task.cancel()
+            await anyio.wait_all_tasks_blocked()
+            assert w.cache.pool.counts().free == w.cache.pool.blocks - 10
+        gate.open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await w.engine.drain()
+        assert w.cache.pool.counts().free == w.cache.pool.blocks
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_for_the_model_gives_its_pages_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as w:
+        gate = Gate(monkeypatch)
+        server = w.server(tiers=False)
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.answer, REQUESTS[0])
+            await anyio.to_thread.run_sync(gate.inside.wait, 30)
+            async with anyio.create_task_group() as second:
+                second.start_soon(server.answer, REQUESTS[1])
+                await anyio.wait_all_tasks_blocked()
+                second.cancel_scope.cancel()
+            with anyio.fail_after(30):
+                w.room.give_back(await w.room.take(w.cache.pool.blocks - 10))
+            gate.open.set()
+
+
+async def test_cancelled_between_late_pages_and_new_ones_is_a_cancellation(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.server().keep(DOCUMENT)
+        w.calls.slow_every = 1
+        hasty = Request("hasty", REQUESTS[0].tokens, 6, patience=0.02)
+        leases = [await w.room.take(w.cache.pool.blocks - 10)]
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(w.server().answer, hasty)
+                await anyio.wait_all_tasks_blocked()
+                leases.append(await w.room.take(10))  # those that it leaves
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+        w.calls.slow_every = 0
+        for lease in leases:
+            w.room.give_back(lease)
+        assert scope.cancelled_caught
+
+
+async def test_a_prefix_in_pages_counts_and_the_tiers_are_not_asked_for_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        computed = await w.server(tiers=False).serve(REQUESTS, tasks=1)
+        await w.server().keep(DOCUMENT)
+        lease = await w.room.take(4)
+        await w.stepper.prefill(lease.handle, DOCUMENT[:32], 0, Answer("prefix"))
+        found = [await w.server().answer(request, prefix=lease.handle) for request in REQUESTS]
+        assert same(found, computed)
+        lease.release()
+
+
+@pytest.mark.parametrize("tokens", [64, 60, 24, 9])
+@pytest.mark.parametrize("pages", [8, 7, 3, 1])
+async def test_of_a_prefix_whole_chunks_count_up_to_the_last_token(
+    tmp_path: Path, tokens: int, pages: int
+) -> None:
+    async with world(tmp_path) as w:
+        request = Request("short", tuple(DOCUMENT[:tokens]), 3)
+        server = w.server(tiers=False)
+        computed = await server.answer(request)
+        lease = await w.room.take(8)
+        await w.stepper.prefill(lease.handle, DOCUMENT, 0, Answer("prefix"))
+        assert same([await server.answer(request, prefix=lease.handle[:pages])], [computed])
+        lease.release()
+
+
+@pytest.mark.parametrize(("tokens", "new"), [((), 3), ((1, 2), 0), ((1, 2), -1)])
+def test_a_request_has_a_prompt_and_wants_a_token(tokens: tuple[int, ...], new: int) -> None:
+    with pytest.raises(ValueError, match="at least one of each"):
+        Request("nothing", tokens, new)
