@@ -124,6 +124,11 @@ class Flights:
             if not flight.takers and flight.down:
                 self._close(flight)
 
+    def drop(self, error: BaseException) -> None:
+        """Give up what is not started."""
+        while self._queue:
+            self._miss(self._queue.popleft(), error)
+
     def pump(self) -> None:
         """Start what there is room for; what nobody wants any more is dropped."""
         while self._queue and self.reading < self._at_once:

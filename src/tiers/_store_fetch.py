@@ -16,6 +16,7 @@ from tiers.host import gather, join
 from transfer._drain import wait_unstoppable
 from transfer._errors import (
     CompletionLost,
+    EngineClosed,
     LayoutMismatch,
     LeaseError,
     TransferError,
@@ -183,6 +184,8 @@ class Load:
         try:
             if self._target is not None:
                 await self._open(self._target, after)
+            if core.closing:
+                raise EngineClosed("the store was closed before the pages were read")
             core.pumps.append(self.flush)
             for number, entry in enumerate(self.entries):
                 flight = self._flights.want(entry, self, number, raw=self._raw)

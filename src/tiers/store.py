@@ -210,6 +210,7 @@ class KVStore:
         core.wake()
         strikes = [await self._settle(self._deadline)]
         core.writes.drop(EngineClosed("the store was closed before the page was written"))
+        self._flights.drop(EngineClosed("the store was closed before the page was read"))
         if core.form.host_names:
             for entry in list(core.index):
                 core.remove(entry)

@@ -11,6 +11,8 @@ import pytest
 from tests.tiers.store_kit import Calls, Rig, keys_of, poison, rig, until, wrong_pages
 
 from tiers import Placement
+from tiers._store_fetch import Load
+from transfer import EngineClosed, PoolBusy
 
 pytestmark = pytest.mark.anyio
 
@@ -273,3 +275,44 @@ async def test_fetching_needs_no_room_that_writes_take(tmp_path: Path) -> None:
         assert set(ticket.refused.values()) == {"write-behind full"}
         assert await it.get(keys_of(1)) == 1
         gate.set()
+
+
+@pytest.mark.parametrize("placement", [Placement.SPLIT, Placement.WHOLE_DISK])
+async def test_reads_that_wait_at_the_end_are_given_up(
+    tmp_path: Path, placement: Placement
+) -> None:
+    # The disk stands still: what is under way is waited for, what is queued must not start later.
+    keys = keys_of(5)
+    async with rig(tmp_path, placement=placement, read_bytes=1, close_deadline=0.05) as it:
+        await it.put(keys)
+        gate = it.calls.gates["read"] = threading.Event()
+        counts: list[int] = []
+
+        async def fetch() -> None:
+            counts.append(await it.get(keys))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fetch)
+            await until(it.calls.arrived.is_set)
+            with pytest.raises(PoolBusy):
+                await it.store.aclose()
+            assert it.store._flights.queued == 0
+            gate.set()
+        assert counts == [0]  # staging was given up: nothing of it is looked at any more
+        assert it.engine.holders() == []
+        for pool in it.store.pools():
+            assert pool.counts().held == 0
+
+
+async def test_a_load_that_comes_after_the_end_is_refused(tmp_path: Path) -> None:
+    # A fetch or a check that waited for the engine while the store was closed.
+    async with rig(tmp_path, placement=Placement.WHOLE_DISK) as it:
+        await it.put(keys_of(2))
+        entries = list(it.store.entries())
+        await it.store.aclose()
+        with it.lease(2) as pages:
+            for target in (None, pages):
+                with pytest.raises(EngineClosed, match="closed"):
+                    await Load(it.store._flights, entries, target).run(())
+        assert it.store._flights.queued == 0
+        await until(lambda: all(entry.quiet for entry in entries))
