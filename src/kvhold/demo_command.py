@@ -70,7 +70,7 @@ def run_demo(
         check_writable(folder / "demo.png", picture)
         for name in OWN_FOLDERS:
             check_own(folder / name)
-        return _run(settings, folder, model, texts)
+    return _run(settings, folder, model, texts)
 
 
 def _run(settings: Settings, folder: Path, model: Path | None, texts: list[str]) -> Report:
@@ -80,7 +80,7 @@ def _run(settings: Settings, folder: Path, model: Path | None, texts: list[str])
         language = load(model, dtype=torch.bfloat16)
         show("loading the model", 1, 1)
         wanted = documents(language, texts, tokens=settings.tokens, count=settings.documents)
-        with Stop() as stop:
+        with Stop() as stop, made(folder):
             demo = Demo(language, wanted, folder=folder, settings=settings, progress=show)
             try:
                 return stop.run(demo.run)

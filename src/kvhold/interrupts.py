@@ -1,6 +1,6 @@
 """What Ctrl-C and SIGTERM do to a command.
 
-Before a command has made anything, a signal ends the process at once (`leaving_at_once`). While it has
+Before a command has made anything, a signal ends the process at once (`leave_at_once`). While it has
 files, threads and locks, a signal must not strike between two steps of their bookkeeping: `Stop` notes
 it, cancels what runs on the loop, and reports it as `Interrupted` when all of that is closed. Further
 signals do not cut the closing short. Measurements that block run under `as_ctrl_c`, where both signals
@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from types import FrameType, TracebackType
     from typing import Self
 
@@ -27,6 +29,7 @@ T = TypeVar("T")
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR: Final = "\x1b[?25h"
+_noted: Final[ContextVar[Sequence[int]]] = ContextVar("noted", default=())
 
 
 class Interrupted(KeyboardInterrupt):
@@ -65,11 +68,20 @@ def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[Non
             signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
-@contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """A signal ends the process: for as long as there is nothing to close."""
-    with _handled(_leave):
-        yield
+def leave_at_once() -> None:
+    """From here on a signal ends the process: for as long as there is nothing to close."""
+    _handle(_leave)
+
+
+def ended(code: int) -> None:
+    """From here on a signal changes nothing: the process ends with that code, sooner if one comes."""
+    _handle(lambda _signum, _frame: os._exit(code))
+
+
+def _handle(handler: Callable[[int, FrameType | None], object]) -> None:
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
@@ -82,27 +94,56 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """Make KeyboardInterrupt of both signals, and `Interrupted` of it when all is closed."""
+    """For measurements that block: a signal raises KeyboardInterrupt where no loop is running.
+
+    On a loop the first one is only noted, since it could strike inside the engine's bookkeeping, and
+    a cancelled task may be in the middle of closing and not say so. `check` behind the loop raises
+    it, and so does the end of this block. A second one raises at once.
+
+    Raises:
+        Interrupted: a signal came.
+    """
     seen: list[int] = []
 
     def arrived(signum: int, frame: FrameType | None) -> None:
-        seen.append(signum)
-        signal.default_int_handler(signum, frame)
-
-    def terminated(signum: int, frame: FrameType | None) -> None:
         del frame
         seen.append(signum)
-        signal.raise_signal(signal.SIGINT)
+        if len(seen) > 1 or not _is_looping():
+            raise KeyboardInterrupt
 
-    with _handled(arrived):
-        if signal.getsignal(signal.SIGINT) is arrived:
-            # The frameworks put their own handler in place of this one, and of no other.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, terminated)
-        try:
+    token = _noted.set(seen)
+    try:
+        with _handled(arrived):
             yield
-        except KeyboardInterrupt as error:
-            raise Interrupted(seen[0] if seen else signal.SIGINT) from error
+    except KeyboardInterrupt as error:
+        raise Interrupted(seen[0] if seen else signal.SIGINT) from error
+    finally:
+        _noted.reset(token)
+    if seen:
+        raise Interrupted(seen[0])
+
+
+def check() -> None:
+    """Give way to a signal that `as_ctrl_c` has noted; does nothing elsewhere.
+
+    Raises:
+        Interrupted: one came.
+    """
+    seen = _noted.get()
+    if seen:
+        raise Interrupted(seen[0])
+
+
+def _is_looping() -> bool:
+    """Whether an event loop runs in this thread."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @final

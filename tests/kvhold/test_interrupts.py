@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-from kvhold.interrupts import SIGNALS, Interrupted, Stop, as_ctrl_c
+from kvhold.interrupts import SIGNALS, Interrupted, Stop, as_ctrl_c, check
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +121,30 @@ def test_blocking_work_gets_a_keyboard_interrupt(number: signal.Signals) -> None
         command()
     assert seen == [True]
     assert ended.value.signum == number
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_loop_is_not_struck_and_the_signal_not_lost(backend: str) -> None:
+    done: list[str] = []
+
+    async def measure() -> None:
+        with anyio.CancelScope(shield=True):  # as in closing, where a cancelled task may go on
+            signal.raise_signal(signal.SIGTERM)
+            await anyio.lowlevel.checkpoint()
+            done.append("loop")
+
+    def command() -> None:
+        with as_ctrl_c():
+            anyio.run(measure, backend=backend)
+            done.append("behind")
+            check()
+            done.append("never")
+
+    with pytest.raises(Interrupted) as ended:
+        command()
+    assert done == ["loop", "behind"]
+    assert ended.value.code == 143
+    check()
 
 
 def test_ignored_signals_stay_ignored() -> None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from kvhold.interrupts import check
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -79,6 +81,7 @@ def compare(
     """
     first, second, other = [], [], []
     for number in range(rounds + 1):
+        check()
         gc.collect()
         times = ours(), theirs(), ours()
         if number:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from kvhold._errors import UserError
 from kvhold.campaigns import Profile, Report, campaign, replay
 from kvhold.campaigns import __main__ as command
 from kvhold.campaigns._report import as_code
-from transfer.testing import SEEDED_BUGS
+from transfer.testing import SEEDED_BUGS, Fault
 
 SHORT = Profile(None, 16, real_share=8, bug_schedules=0, naive_schedules=6)
 
@@ -56,3 +57,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert data["right"] is False
     assert command.main(["--seed", "3", "--ci", "--schedules", "1"]) == 1
     assert "NOT right" in capsys.readouterr().out
+
+
+def test_only_the_faults_that_are_asked_for_are_injected() -> None:
+    chosen = command.faults_named("lose, short")
+    assert chosen == frozenset({Fault.LOSE, Fault.SHORT})
+    report = campaign(0, Profile(None, 16, bug_schedules=0, naive_schedules=0, only=chosen))
+    assert set(report.injected) == {Fault.LOSE, Fault.SHORT}
+    assert report.failed == []
+    assert command.faults_named("") is None
+    with pytest.raises(UserError, match="no fault 'gremlins': there are refuse, partial"):
+        command.faults_named("lose,gremlins")
