@@ -65,11 +65,13 @@ def attend(
     """The function that transformers calls in every layer; heads come before tokens there.
 
     Raises:
-        UnknownAttention: the call has no `reads`, or the model wants more than causal attention.
+        UnknownAttention: the call has no `reads`, or the model wants other than causal attention.
     """
     if reads is None or attention_mask is not None:
         raise UnknownAttention("the model was called without reads=, or with a mask of its own")
-    wanted = [name for name in ("sliding_window", "softcap", "s_aux") if options.get(name)]
+    wanted = [name for name in ("sliding_window", "softcap", "s_aux") if _asked(options.get(name))]
+    if not options.get("is_causal", getattr(module, "is_causal", True)):
+        wanted.append("is_causal=False")
     if wanted:
         raise UnknownAttention(
             f"the model asks for {', '.join(wanted)}; pages give causal attention"
@@ -77,6 +79,11 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     tokens_first = [part.transpose(1, 2) for part in (query, key, value)]
     return reads.attend(module.layer_idx, *tokens_first, scale=scale), None
+
+
+def _asked(option: object) -> bool:
+    """Whether an option asks for something; a tensor does, whatever is in it."""
+    return isinstance(option, torch.Tensor) or bool(option)
 
 
 def register() -> None:
@@ -109,7 +116,7 @@ class PagedReads:
         self._slots = cache.slots(table, self._fresh)
         self._starts = [sum(self._fresh[:n]) for n in range(len(self._fresh) + 1)]
         self._backend = backend
-        self._plan: tuple[PagedDecoder | PagedPrefill, Plan] | None = None
+        self._plans: dict[tuple[int, float], tuple[PagedDecoder | PagedPrefill, Plan]] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float
@@ -127,14 +134,15 @@ class PagedReads:
         return found.out.to(query.dtype).view(query.shape)
 
     def _planned(self, heads: int, scale: float) -> tuple[PagedDecoder | PagedPrefill, Plan]:
-        """One plan for all layers of the step, made by the first."""
-        if self._plan is None:
+        """One plan for all layers of the step that attend alike, made by the first of them."""
+        key = heads, scale
+        if key not in self._plans:
             if set(self._fresh) == {1}:
                 decoder = PagedDecoder(None, self._cache, backend=self._backend)
                 plan = decoder.plan(self._table, query_heads=heads, sm_scale=scale)
-                self._plan = decoder, plan
+                self._plans[key] = decoder, plan
             else:
                 prefill = PagedPrefill(None, self._cache, backend=self._backend)
                 plan = prefill.plan(self._table, self._fresh, query_heads=heads, sm_scale=scale)
-                self._plan = prefill, plan
-        return self._plan
+                self._plans[key] = prefill, plan
+        return self._plans[key]

@@ -76,3 +76,36 @@ def test_pages_give_what_a_dense_cache_with_the_same_rounding_gives(
         assert relative_error(ours, theirs) < near
         exact = model.forward(tokens[:, start:end], start, wide)
         assert dtype is torch.bfloat16 or relative_error(exact, theirs) > 3 * near
+
+
+def test_what_the_model_says_in_tensors_or_of_its_mask_is_refused_too() -> None:
+    with pytest.raises(UnknownAttention, match="s_aux"):
+        call(reads=Nothing(), s_aux=torch.zeros(4))
+    with pytest.raises(UnknownAttention, match="is_causal"):
+        call(reads=Nothing(), is_causal=False)
+    call(
+        reads=Nothing(), is_causal=True, sliding_window=None, softcap=None, s_aux=None, dropout=0.0
+    )
+
+
+@pytest.mark.parametrize("fresh", [1, 3])
+def test_every_layer_has_the_scale_that_it_asks_for(fresh: int) -> None:
+    cache = cache_for(tiny.model(), pages=1, page_size=8)
+    torch.manual_seed(2)
+    query, key, value = (torch.randn(1, fresh, heads, 16).to(torch.bfloat16) for heads in (4, 2, 2))
+    with cache.lease(1) as pages:
+        table = PageTable.of([pages], [fresh + 2], pool=cache.pool, page_size=8)
+        start = PageTable.of([pages], [2], pool=cache.pool, page_size=8)
+        PagedReads(cache, start, [2]).attend(
+            0,
+            *(torch.ones(1, 2, heads, 16, dtype=torch.bfloat16) for heads in (4, 2, 2)),
+            scale=1.0,
+        )
+        apart = [
+            PagedReads(cache, table, [fresh]).attend(0, query, key, value, scale=scale)
+            for scale in (0.25, 2.0)
+        ]
+        reads = PagedReads(cache, table, [fresh])
+        together = [reads.attend(0, query, key, value, scale=scale) for scale in (0.25, 2.0)]
+    assert not torch.equal(*apart)
+    assert all(map(torch.equal, apart, together))
