@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 import torch
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from attention._pages import PageTable
     from attention._view import LayerView
     from tiers._layout import PageOrder, ScaleScope
+
+
+REACH_MAX: Final = 2**31
+"""Elements that the GPU kernels count in a page; between pages they count in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class Wanted:
         equal_strides: K and V pages have the same strides in elements.
         dense: V pages have no gaps.
         rows: query rows of the plan; 0 where that is not known.
+        wide: a slot or a head of a page lies further from its start than 32 bits count elements.
     """
 
     query_heads: int
@@ -55,6 +60,7 @@ class Wanted:
     equal_strides: bool
     dense: bool
     rows: int = 0
+    wide: bool = False
 
     @property
     def group(self) -> int:
@@ -63,9 +69,24 @@ class Wanted:
 
     @classmethod
     def of(
-        cls, view: LayerView, query_heads: int, *, prefill: bool, causal: bool, rows: int = 0
+        cls,
+        view: LayerView,
+        query_heads: int,
+        *,
+        prefill: bool,
+        causal: bool,
+        rows: int = 0,
+        others: Sequence[LayerView] = (),
     ) -> Wanted:
         """The combination that these pages and that many query heads make.
+
+        Args:
+            view: pages of a layer.
+            query_heads: query heads.
+            prefill: several new tokens of a request, instead of one.
+            causal: whether a token sees no token after it.
+            rows: query rows of the plan; 0 where that is not known.
+            others: pages of the other layers, which may lie differently in memory.
 
         Raises:
             Unsupported: the KV heads do not divide the query heads.
@@ -74,6 +95,7 @@ class Wanted:
             raise Unsupported(
                 f"{query_heads} query heads over {view.kv_heads} KV heads: a multiple is expected"
             )
+        views = (view, *others)
         return cls(
             query_heads=query_heads,
             kv_heads=view.kv_heads,
@@ -86,10 +108,16 @@ class Wanted:
             device=view.key.device,
             prefill=prefill,
             causal=causal,
-            equal_strides=view.key.stride() == view.value.stride(),
-            dense=view.value.is_contiguous(),
+            equal_strides=all(v.key.stride() == v.value.stride() for v in views),
+            dense=all(v.value.is_contiguous() for v in views),
             rows=rows,
+            wide=any(_reach(part) >= REACH_MAX for v in views for part in (v.key, v.value)),
         )
+
+
+def _reach(pages: Tensor) -> int:
+    """Elements from the start of a page to the last row that a kernel finds by slot and head."""
+    return max((pages.shape[axis] - 1) * pages.stride(axis) for axis in (1, 2))
 
 
 class Batch(NamedTuple):

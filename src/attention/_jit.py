@@ -337,7 +337,7 @@ def append(  # noqa: PLR0917 - a kernel
 ) -> None:  # fmt: skip
     """One new token and KV head: copy the key's bits, quantise the value, count what was lost."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     place = tl.load(slots + token)
     leaf, slot = place // page, place % page
     d = tl.arange(0, width)

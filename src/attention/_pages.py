@@ -8,6 +8,7 @@ pages has length 0 and last_page_len 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 import numpy as np
@@ -32,6 +33,8 @@ Pages: TypeAlias = "Blocks | Block | Lease[Blocks] | Lease[Block] | Sequence[Blo
 INT32_MAX: Final = 2**31 - 1
 TOKENS_MAX: Final = 2**32 - 1
 """FlashInfer counts a batch's slots in 32 bits."""
+REQUEST_TOKENS_MAX: Final = 2**30
+"""Kernels count a request's tokens in 32 bits with a sign, and round them up to whole splits."""
 
 
 @final
@@ -83,10 +86,14 @@ class PageTable:
         titles = _titles(names, len(pages))
         if len(lengths) != len(pages):
             raise PageTableError(f"{len(pages)} requests, {len(lengths)} lengths")
+        if page_size < 1:
+            raise PageTableError(f"pages of {page_size} tokens")
         indptr = np.zeros(len(pages) + 1, dtype=np.int64)
         last = np.zeros(len(pages), dtype=np.int64)
         members: list[Blocks] = []
-        for row, (title, mine, length) in enumerate(zip(titles, pages, lengths, strict=True)):
+        for row, (title, mine, length) in enumerate(
+            zip(titles, pages, map(index, lengths), strict=True)
+        ):
             blocks = _blocks(title, mine, pool)
             count = 0 if blocks is None else len(blocks)
             if length < 0 or count != -(-length // page_size):
@@ -123,10 +130,12 @@ class PageTable:
         Raises:
             PageTableError: names the request.
         """
-        lasts = np.asarray(last_page_len, dtype=np.int64)
+        lasts = _whole("last_page_len is", last_page_len)
         titles = _titles(names, len(lasts))
-        starts = np.asarray(indptr, dtype=np.int64)
-        ids = np.asarray(indices, dtype=np.int64)
+        starts = _whole("indptr is", indptr)
+        ids = _whole("indices are", indices)
+        if page_size < 1:
+            raise PageTableError(f"pages of {page_size} tokens")
         return cls._checked((starts, ids, lasts), (page_size, pages), titles, None)
 
     @classmethod
@@ -144,8 +153,35 @@ class PageTable:
         _check_ids(indptr, indices, pages, names)
         if len(indices) * page_size > TOKENS_MAX or len(indices) > INT32_MAX:
             raise PageTableError(f"{len(indices)} pages of {page_size} in one batch")
+        long = np.flatnonzero((np.diff(indptr) - 1) * page_size + last > REQUEST_TOKENS_MAX)
+        if len(long):
+            tokens = int(np.diff(indptr)[long[0]] - 1) * page_size + int(last[long[0]])
+            raise PageTableError(f"{names[long[0]]}: {tokens} tokens, at most {REQUEST_TOKENS_MAX}")
         narrow = [part.astype(np.int32) for part in (indptr, indices, last)]
         return cls(narrow[0], narrow[1], narrow[2], page_size, names, blocks)
+
+    def check(self, pool: Pool, page_size: int, *, leased: bool = False) -> None:
+        """Refuse to be used on another cache than this one's.
+
+        Args:
+            pool: the cache's.
+            page_size: the cache's.
+            leased: refuse pages whose lease has ended, too.
+
+        Raises:
+            PageTableError: other pages, or some that the pool does not have.
+        """
+        if self.page_size != page_size:
+            raise PageTableError(f"pages of {self.page_size}, the cache has {page_size}")
+        if len(self.indices) and int(self.indices.max()) >= pool.blocks:
+            raise PageTableError(f"page {self.indices.max()} of a pool of {pool.blocks}")
+        if self.blocks is not None and self.blocks.pool is not pool:
+            raise PageTableError(f"{self.blocks!r} is not of this cache's {pool.name}")
+        try:
+            if leased and self.blocks is not None:
+                pool.book.check(self.blocks)
+        except LeaseError as error:
+            raise PageTableError(str(error)) from error
 
     @property
     def batch(self) -> int:
@@ -176,6 +212,8 @@ class PageTable:
             PageTableError: more new tokens than a request has, or two requests share a page that
                 would be written.
         """
+        if len(counts) != self.batch:
+            raise PageTableError(f"{self.batch} requests, new tokens {list(counts)}")
         parts = []
         for request, count in enumerate(np.asarray(counts, dtype=np.int64).tolist()):
             length = int(self.lengths[request])
@@ -200,6 +238,14 @@ class PageTable:
                 raise PageTableError(
                     f"{self.names[writer]} writes page {page}, which {self.names[reader]} reads"
                 )
+
+
+def _whole(what: str, numbers: Sequence[int] | npt.NDArray[np.integer]) -> Longs:
+    """Numbers as int64; refused where that would change them."""
+    found = np.asarray(numbers)
+    if found.size and found.dtype.kind not in "iu":
+        raise PageTableError(f"{what} {found.dtype}, expected whole numbers of at most 64 bits")
+    return found.astype(np.int64)
 
 
 def _titles(names: Sequence[str] | None, batch: int) -> tuple[str, ...]:
@@ -264,6 +310,8 @@ def _check_last(
     page_size: int,
     names: tuple[str, ...],
 ) -> None:
+    if last.ndim != 1:
+        raise PageTableError(f"last_page_len has shape {last.shape}")
     low = np.where(counts > 0, 1, 0)
     high = np.where(counts > 0, page_size, 0)
     bad = np.flatnonzero((last < low) | (last > high))

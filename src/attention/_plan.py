@@ -107,10 +107,12 @@ class Plan:
 
         Raises:
             Unsupported: it does not fit the plan.
+            PageTableError: it is not of the plan's cache.
             AttentionError: the plan is finished.
         """
         if self.state is PlanState.FINISHED:
             raise AttentionError(f"{self!r} is updated after finish(): plan anew")
+        self._owner.check(table)
         batch = Batch(table, self._batch.rows)
         check_rows(batch, causal=self._wanted.causal)
         self._planned.update(batch)
@@ -122,6 +124,7 @@ class Plan:
 
     def run(self, layer: int, query: Tensor, out: Tensor, lse: Tensor | None) -> None:
         """Compute one layer; see `PagedDecoder.run`."""
+        self._owner.check_layer(layer)
         self.begin()
         self._planned.run(layer, query, out, lse)
 
@@ -143,6 +146,21 @@ class Plan:
                 f"{wanted.device} with rows in one piece"
             )
 
+    def check_out(self, out: Tensor) -> None:
+        """Refuse a place for results that is not of the planned query's form, without gaps.
+
+        Raises:
+            Unsupported: another shape, dtype, device or stride.
+        """
+        wanted = self._wanted
+        shape = (self._batch.rows[-1], wanted.query_heads, wanted.head_dim)
+        same = tuple(out.shape) == shape and (out.dtype, out.device) == (wanted.key, wanted.device)
+        if not same or not out.is_contiguous():
+            raise Unsupported(
+                f"out is {out.dtype}{list(out.shape)} on {out.device} with strides {out.stride()}, "
+                f"planned {wanted.key}{list(shape)} on {wanted.device} without gaps"
+            )
+
 
 @final
 class Holder:
@@ -161,6 +179,23 @@ class Holder:
         if self._cache.device.type == "cpu":
             return None
         return torch.cuda.current_stream(self._cache.device)
+
+    def check(self, table: PageTable) -> None:
+        """Refuse a table of another cache.
+
+        Raises:
+            PageTableError: it is one.
+        """
+        table.check(self._cache.pool, self._cache.page_size)
+
+    def check_layer(self, layer: int) -> None:
+        """Refuse a layer that the cache does not have.
+
+        Raises:
+            Unsupported: it does not.
+        """
+        if not 0 <= layer < self._cache.layers:
+            raise Unsupported(f"layer {layer} of {self._cache.layers}")
 
     def take(self, table: PageTable) -> Operation | None:
         """One hold on every page of the table, ordered after the current stream."""

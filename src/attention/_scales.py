@@ -104,6 +104,8 @@ class ValueScales:
     @classmethod
     def _fixed(cls, origin: ScaleOrigin, values: Tensor) -> ValueScales:
         rows = values.detach().to("cpu", torch.float32)
+        if not rows.dim() or not rows.numel():
+            raise CacheError(f"value scales of shape {tuple(rows.shape)}: one or more per layer")
         rows = rows.reshape(len(rows), -1).contiguous()
         if not bool((torch.isfinite(rows) & (rows > 0)).all()):
             raise CacheError("value scales are finite numbers above 0")

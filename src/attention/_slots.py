@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+import torch
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
+
+    from attention._pages import PageTable
 
 
 @final
@@ -28,6 +34,23 @@ class Slots:
         self.starts = starts
         self.counts = counts
         self.first = first
+
+    @classmethod
+    def of(cls, table: PageTable, counts: Sequence[int], device: torch.device) -> Slots:
+        """Places of each request's last counts[i] tokens.
+
+        Raises:
+            PageTableError: as `PageTable.slots`.
+        """
+        where = torch.from_numpy(table.slots(counts)).to(device)
+        heads = [int(table.pages_of(row)[0]) if n else 0 for row, n in enumerate(table.counts)]
+        lengths = table.lengths.tolist()
+        return cls(
+            where,
+            starts=[length - count for length, count in zip(lengths, counts, strict=True)],
+            counts=list(counts),
+            first=[page * table.page_size for page in heads],
+        )
 
     def __len__(self) -> int:
         return self.where.shape[0]

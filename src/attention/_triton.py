@@ -46,12 +46,14 @@ class TritonBackend:
         self._kernels: ModuleType = kernels
 
     def refusal(self, wanted: Wanted) -> str | None:
-        """It needs a GPU that converts FP8."""
+        """It needs a GPU that converts FP8, and pages in which 32 bits count."""
         if wanted.device.type != "cuda":
             return f"triton: pages on {wanted.device.type}: use reference"
         found = torch.cuda.get_device_capability(wanted.device)
         if found < CAPABILITY_MIN:
             return f"triton: compute capability {found} converts no FP8: use reference"
+        if wanted.wide:
+            return "triton: a page reaches further than 32 bits count: use reference"
         return None
 
     def plan(

@@ -7,7 +7,7 @@ very pages, with their real strides, and no byte is converted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 import torch
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from tiers._layout import StaticScales
     from transfer._extent import BlockLayout
     from transfer._handle import Blocks, Lease
+
+
+APPENDED: Final = (*KEY_DTYPES, torch.float32)
+"""Types of the values that are quantised."""
 
 
 @final
@@ -170,8 +174,9 @@ class PagedKVCache:
             for key, value, step in zip(keys, values, steps, strict=True)
         )
         first = self._views[0]
-        if any(view.key.shape != first.key.shape for view in self._views):
-            raise CacheError(f"pages differ between layers: {[v.key.shape for v in self._views]}")
+        kinds = [(tuple(v.key.shape), v.key.dtype, v.value.dtype) for v in self._views]
+        if len(set(kinds)) > 1:
+            raise CacheError(f"pages differ between layers: {kinds}")
         self.page_size = first.page_size
         self.kv_heads = first.kv_heads
         self.head_dim = first.head_dim
@@ -244,7 +249,13 @@ class PagedKVCache:
         return self.scales.stored
 
     def layer(self, layer: int) -> LayerView:
-        """What a kernel reads for one layer."""
+        """What a kernel reads for one layer.
+
+        Raises:
+            CacheError: there is no such layer.
+        """
+        if not 0 <= layer < self.layers:
+            raise CacheError(f"layer {layer} of {self.layers}")
         return self._views[layer]
 
     def lease(self, pages: int) -> Lease[Blocks]:
@@ -260,7 +271,10 @@ class PagedKVCache:
         return lease
 
     def clear(self, blocks: Blocks) -> None:
-        """Zero all slots of some pages, on the current stream."""
+        """Zero all slots of some pages of this cache, leased ones, on the current stream."""
+        if blocks.pool is not self.pool:
+            raise CacheError(f"{blocks!r} is not of this cache's {self.pool.name}")
+        self.pool.book.check(blocks)
         ids = torch.from_numpy(blocks.ids).to(self.device)
         for view in self._views:
             view.key.view(torch.int16).index_fill_(0, ids, 0)
@@ -292,18 +306,12 @@ class PagedKVCache:
         """Where each request's last counts[i] tokens go; the same for all layers of a step.
 
         Raises:
-            PageTableError: more new tokens than a request has, or a page that is written by one
-                request and read by another.
+            PageTableError: a table of another cache or of pages whose lease has ended, more new
+                tokens than a request has, or a page that is written by one request and read by
+                another.
         """
-        where = torch.from_numpy(table.slots(counts)).to(self.device)
-        heads = [int(table.pages_of(row)[0]) if n else 0 for row, n in enumerate(table.counts)]
-        lengths = table.lengths.tolist()
-        return Slots(
-            where,
-            starts=[length - count for length, count in zip(lengths, counts, strict=True)],
-            counts=list(counts),
-            first=[page * table.page_size for page in heads],
-        )
+        table.check(self.pool, self.page_size, leased=True)
+        return Slots.of(table, counts, self.device)
 
     def append(self, layer: int, key: Tensor, value: Tensor, slots: Slots) -> None:
         """Write new tokens' keys exactly and their values as codes, on the current stream.
@@ -326,11 +334,13 @@ class PagedKVCache:
             raise CacheError(f"key {tuple(key.shape)}, value {tuple(value.shape)}: not {shape}")
         if key.dtype != self.key_dtype:
             raise CacheError(f"key is {key.dtype}, the cache holds {self.key_dtype}")
+        if value.dtype not in APPENDED:
+            raise CacheError(f"value is {value.dtype}, expected one of {APPENDED}")
         if not key.device == value.device == self.device:
             raise CacheError(f"key on {key.device}, value on {value.device}, not {self.device}")
+        view = self.layer(layer)
         if not len(slots):
             return
-        view = self.layer(layer)
         if self.scales.origin is ScaleOrigin.FIRST_PAGE:
             self._scale_first_pages(view, value, slots)
         if self.device.type == "cpu":

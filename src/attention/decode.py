@@ -54,15 +54,15 @@ class _Paged:
         prefill: bool,
         causal: bool,
     ) -> Plan:
-        table, cache = batch.table, self.cache
-        if table.page_size != cache.page_size:
-            raise PageTableError(f"pages of {table.page_size}, the cache has {cache.page_size}")
-        if len(table.indices) and int(table.indices.max()) >= cache.pool.blocks:
-            raise PageTableError(f"page {table.indices.max()} of a pool of {cache.pool.blocks}")
-        if table.blocks is not None and table.blocks.pool is not cache.pool:
-            raise PageTableError(f"{table.blocks!r} is not of this cache's {cache.pool.name}")
+        cache = self.cache
+        batch.table.check(cache.pool, cache.page_size)
         wanted = Wanted.of(
-            self._views[0], query_heads, prefill=prefill, causal=causal, rows=batch.rows[-1]
+            self._views[0],
+            query_heads,
+            prefill=prefill,
+            causal=causal,
+            rows=batch.rows[-1],
+            others=self._views[1:],
         )
         backend, reason = self._backends.pick(self._backend, wanted)
         scale = 1.0 / math.sqrt(cache.head_dim) if sm_scale is None else sm_scale
@@ -78,19 +78,21 @@ class _Paged:
             plan: a plan of this object.
             layer: layer number.
             query: [rows, query_heads, head_dim] of the cache's key dtype.
-            out: as query, to be written; allocated when None.
+            out: as query and without gaps, to be written; allocated when None.
 
         Returns:
             out, of the query's shape and dtype; 0 for a row that sees no key.
 
         Raises:
-            Unsupported: the query is not what was planned.
+            Unsupported: the query, `out` or the layer is not what was planned.
             AttentionError: the plan is finished.
             LeaseError: on the first run, a page is being written in no order with this stream.
         """
         plan.check(query)
         if out is None:
             out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        else:
+            plan.check_out(out)
         plan.run(layer, query, out, None)
         return out
 

@@ -258,6 +258,7 @@ def refused_shape(wanted: Wanted, *, cores: bool) -> str | None:
             ),
             (by_token and not wanted.dense, "a scale per token over pages with gaps: use triton"),
         )
+    doubts += ((wanted.wide, "a page reaches further than 32 bits count: use reference"),)
     name = "flashinfer-cores" if cores else "flashinfer"
     return next((f"{name}: {reason}" for applies, reason in doubts if applies), None)
 

@@ -349,6 +349,7 @@ def append_pages(
         dynamic: take each token's scale from its own values.
     """
     tokens, heads, dim = key.shape
+    key, value = (part if part.stride(2) == 1 else part.contiguous() for part in (key, value))
     bits = key.view(torch.int16)
     key_pages = view.by_token(view.key).view(torch.int16)
     value_pages = view.by_token(view.value)

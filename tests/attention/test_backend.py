@@ -8,6 +8,7 @@ from attention._backend import Batch, Buffers, ReferenceBackend, Room, Wanted
 from attention._errors import Unsupported
 from attention._view import LayerView
 from kvhold.bench.attention_cases import Case, build, shuffled_table
+from tiers._layout import PageOrder, ScaleScope
 
 CPU = torch.device("cpu")
 
@@ -86,3 +87,25 @@ def test_no_graph_replays_the_reference() -> None:
     made = Batch(inputs.table, tuple(inputs.query_indptr))
     with pytest.raises(Unsupported, match="no graph can replay"):
         ReferenceBackend().plan(wanted, [inputs.view], made, sm_scale=1.0, room=Room(9))
+
+
+def test_what_one_layer_lacks_the_plan_lacks() -> None:
+    view = build(Case(group=3, head_dim=32)).view
+    wide = torch.zeros(*view.key.shape[:3], 64, dtype=torch.uint8)[..., :32].view(view.value.dtype)
+    gaps = LayerView(view.key, wide, view.order, view.scale, view.scope)
+    wanted = Wanted.of(view, 6, prefill=False, causal=False, others=[view, gaps])
+    assert not wanted.equal_strides
+    assert not wanted.dense
+
+
+# case 18
+@pytest.mark.parametrize(("heads", "wide"), [(4, False), (5, True)])
+def test_pages_too_wide_for_the_kernels_offsets_are_seen(heads: int, *, wide: bool) -> None:
+    step = 2**29
+    shape, strides = (1, 4, heads, 32), (32 * 4, 32, step, 1)
+    key = torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
+    codes = torch.empty_strided(shape, strides, dtype=torch.float8_e4m3fn, device="meta")
+    scale = torch.ones(1, device="meta")
+    view = LayerView(key, codes, PageOrder.NHD, scale, ScaleScope.TENSOR)
+    wanted = Wanted.of(view, heads, prefill=False, causal=False)
+    assert wanted.wide == wide

@@ -13,7 +13,7 @@ from attention._reference import gather
 from attention._scales import ValueScales, quantise
 from attention.cache import PagedKVCache
 from tiers._layout import PageOrder, ScaleScope
-from transfer._errors import PoolExhausted
+from transfer._errors import PoolExhausted, StaleBlock
 from transfer._extent import copy_runs
 from transfer._memory import HostPool
 
@@ -295,3 +295,73 @@ def test_latent_pages_are_refused_and_not_guessed() -> None:
         PagedKVCache.of(layout, pages=3)
     with pytest.raises(Unsupported, match="values of width 8, keys of 16"):
         PagedKVCache.of(replace(make().page_layout, value_dim=8), pages=3)
+
+
+# case 62, no cache writes by the table of another
+def test_tables_of_another_cache_give_no_slots() -> None:
+    cache, other = make(), make()
+    with other.lease(2) as pages:
+        table = PageTable.of([pages], [7], pool=other.pool, page_size=4)
+        with pytest.raises(PageTableError, match="not of this cache's"):
+            cache.slots(table, [7])
+    for page, size, message in ((7, 8, "pages of 8, the cache has 4"), (50, 4, "page 50 of")):
+        table = PageTable.raw([0, 1], [page], [4], page_size=size, pages=99)
+        with pytest.raises(PageTableError, match=message):
+            cache.slots(table, [4])
+    stale = cache.lease(1)
+    table = PageTable.of([stale], [4], pool=cache.pool, page_size=4)
+    stale.release()
+    with pytest.raises(PageTableError, match="are stale"):
+        cache.slots(table, [4])
+
+
+def test_pages_that_are_not_the_callers_are_not_cleared() -> None:
+    cache, other = make(), make()
+    lease = cache.lease(1)
+    stale = lease.handle
+    lease.release()
+    cache.layer(0).key.fill_(1.0)
+    with pytest.raises(StaleBlock):
+        cache.clear(stale)
+    with other.lease(2) as pages, pytest.raises(CacheError, match="not of this cache's"):
+        cache.clear(pages)
+    assert bool((cache.layer(0).key == 1.0).all())
+
+
+@pytest.mark.parametrize("layer", [-1, 2, 7])
+def test_layers_that_are_not_there_are_refused(layer: int) -> None:
+    cache = make()
+    with cache.lease(1) as pages:
+        table = PageTable.of([pages], [3], pool=cache.pool, page_size=4)
+        slots = cache.slots(table, [3])
+        with pytest.raises(CacheError, match=f"layer {layer} of 2"):
+            cache.append(layer, *tokens(3), slots)
+        with pytest.raises(CacheError, match=f"layer {layer} of 2"):
+            cache.layer(layer)
+    assert not any(bool(cache.layer(n).key.any()) for n in range(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.float8_e4m3fn])
+def test_values_of_other_types_are_refused(dtype: torch.dtype) -> None:
+    cache = make()
+    with cache.lease(1) as pages:
+        table = PageTable.of([pages], [3], pool=cache.pool, page_size=4)
+        key, value = tokens(3)
+        with pytest.raises(CacheError, match="value is"):
+            cache.append(0, key, value.to(dtype), cache.slots(table, [3]))
+
+
+def test_layers_of_different_types_are_refused() -> None:
+    keys = [torch.zeros(4, 4, 2, 16, dtype=d) for d in (torch.bfloat16, torch.float16)]
+    codes = [torch.zeros(4, 4, 2, 16, dtype=torch.float8_e4m3fn) for _ in range(2)]
+    with pytest.raises(CacheError, match="differ between layers"):
+        PagedKVCache.over(keys, codes, order=PageOrder.NHD)
+    mixed = [codes[0], torch.zeros(4, 4, 2, 16, dtype=torch.float8_e5m2)]
+    with pytest.raises(CacheError, match="differ between layers"):
+        PagedKVCache.over([keys[0], keys[0].clone()], mixed, order=PageOrder.NHD)
+
+
+@pytest.mark.parametrize("values", [[], [[]], [[], []], 1.0])
+def test_scales_of_nothing_are_refused(values: list[float]) -> None:
+    with pytest.raises(CacheError, match="scales"):
+        ValueScales.static(values)

@@ -89,6 +89,8 @@ def test_refusals_of_cuda_cores_name_the_fallback() -> None:
     assert refused_shape(replace(good, prefill=True), cores=True) == (
         "flashinfer-cores: decode only: use flashinfer"
     )
+    assert "32 bits" in str(refused_shape(replace(good, wide=True), cores=True))
+    assert "32 bits" in str(refused_shape(replace(good, wide=True), cores=False))
     assert "strides differ" in str(refused_shape(replace(good, equal_strides=False), cores=True))
 
 

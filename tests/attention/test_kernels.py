@@ -263,6 +263,18 @@ def test_append_writes_what_the_plain_path_writes(
     assert torch.isnan(rows[untouched]).all()
 
 
+def test_append_reads_rows_in_any_strides(kernels: ModuleType) -> None:
+    torch.manual_seed(4)
+    key = torch.randn(3, 16, 2).to(torch.float16).transpose(1, 2)
+    value = (2.0 ** torch.arange(-3, 5).repeat(12)).to(torch.float16).view(3, 16, 2).transpose(1, 2)
+    cache = PagedKVCache(layers=1, pages=1, page_size=4, kv_heads=2, head_dim=16, key=torch.float16)
+    view, slots = cache.layer(0), torch.arange(3)
+    lost = torch.zeros((), dtype=torch.int64)
+    kernels.append_pages(view, key, value, slots, lost, dynamic=False)
+    assert torch.equal(view.key[0, :3], key)
+    assert torch.equal(view.value[0, :3].to(torch.float16), value)
+
+
 H200 = 132
 
 

@@ -150,3 +150,55 @@ def test_empty_batches_of_leases() -> None:
     assert table.batch == 0
     assert isinstance(table.blocks, Blocks)
     assert len(table.blocks) == 0
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "last", "message"),
+    [
+        ([0, 1], [1.7], [3], "indices are float64"),
+        ([0, 1.5], [1], [3], "indptr is float64"),
+        ([0, 1], [1], [3.5], "last_page_len is float64"),
+        ([0, 1], [1], [[3]], "last_page_len has shape"),
+        ([0, 1], [2**64], [3], "indices are object"),
+        ([0, 1], np.array([2**64 - 1], dtype=np.uint64), [3], "page"),
+        ([0, 1], [True], [3], "indices are bool"),
+    ],
+)
+def test_numbers_that_are_no_page_numbers_are_refused(
+    indptr: list[int], indices: list[int], last: list[int], message: str
+) -> None:
+    with pytest.raises(PageTableError, match=message):
+        raw(indptr, indices, last)
+
+
+@pytest.mark.parametrize("page_size", [0, -4])
+def test_pages_have_tokens(page_size: int) -> None:
+    pages = pool()
+    with pages.lease(1) as mine, pytest.raises(PageTableError, match=f"pages of {page_size}"):
+        PageTable.of([mine], [3], pool=pages, page_size=page_size)
+    with pytest.raises(PageTableError, match=f"pages of {page_size}"):
+        raw([0], [], [], page_size=page_size)
+
+
+def test_half_a_token_is_no_length() -> None:
+    pages = pool()
+    with pages.lease(2) as mine, pytest.raises(TypeError):
+        PageTable.of([mine], [4.5], pool=pages, page_size=4)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("counts", [[], [1], [1, 1, 1, 1]])
+def test_every_request_says_how_many_tokens_are_new(counts: list[int]) -> None:
+    table = raw([0, 1, 2, 3], [0, 1, 2], [3, 3, 3])
+    with pytest.raises(
+        PageTableError, match=rf"3 requests, new tokens \[{', '.join('1' * len(counts))}\]"
+    ):
+        table.slots(counts)
+
+
+# case 18, kernels count a request's tokens in 32 bits
+def test_a_request_longer_than_the_kernels_count_is_refused() -> None:
+    size = 2**30
+    table = PageTable.raw([0, 1, 2], [0, 1], [size, size], page_size=size, pages=8)
+    assert table.lengths.tolist() == [size, size]
+    with pytest.raises(PageTableError, match="request 1: 1073741825 tokens"):
+        PageTable.raw([0, 1, 3], [0, 1, 2], [1, 1], page_size=size, pages=8)

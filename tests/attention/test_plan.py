@@ -212,3 +212,60 @@ async def test_queries_that_were_not_planned_are_refused() -> None:
     ):
         with pytest.raises(Unsupported, match="planned"):
             decoder.run(plan, 0, wrong)
+
+
+async def test_an_update_by_a_table_of_another_cache_changes_nothing() -> None:
+    cache, other = make(), make()
+    async with Engine(HostDevice()) as engine:
+        decoder = PagedDecoder(engine, cache)
+        with cache.lease(1) as mine, other.lease(1) as theirs:
+            plan = decoder.plan(
+                PageTable.of([mine], [3], pool=cache.pool, page_size=4), query_heads=4
+            )
+            rows = query()
+            before = decoder.run(plan, 0, rows)
+            for table in (
+                PageTable.of([theirs], [3], pool=other.pool, page_size=4),
+                PageTable.raw([0, 1], [5], [3], page_size=8, pages=6),
+                PageTable.raw([0, 1], [6], [3], page_size=4, pages=7),
+            ):
+                with pytest.raises(PageTableError, match=r"cache|pool of 6"):
+                    plan.update(table)
+                assert state_of(plan) is PlanState.HELD
+                assert cache.pool.counts().held == 1
+            assert torch.equal(decoder.run(plan, 0, rows), before)
+            plan.finish()
+
+
+@pytest.mark.parametrize("layer", [-1, 2])
+async def test_a_layer_that_is_not_there_is_refused_and_holds_nothing(layer: int) -> None:
+    cache = make()
+    async with Engine(HostDevice()) as engine:
+        decoder = PagedDecoder(engine, cache)
+        with cache.lease(1) as mine:
+            table = PageTable.of([mine], [3], pool=cache.pool, page_size=4)
+            plan = decoder.plan(table, query_heads=4)
+            with pytest.raises(Unsupported, match=f"layer {layer} of 2"):
+                decoder.run(plan, layer, query())
+            with pytest.raises(Unsupported, match=f"layer {layer} of 2"):
+                decoder.run_with_lse(plan, layer, query())
+            assert cache.pool.counts().held == 0
+
+
+async def test_results_that_kernels_would_write_elsewhere_are_refused() -> None:
+    cache = make()
+    decoder = PagedDecoder(None, cache)
+    with cache.lease(1) as mine:
+        table = PageTable.of([mine], [3], pool=cache.pool, page_size=4)
+        plan = decoder.plan(table, query_heads=4)
+        wide = torch.zeros(1, 4, 32, dtype=torch.bfloat16)
+        for out in (
+            wide[..., :16],
+            wide,
+            torch.zeros(2, 1, 4, 16, dtype=torch.bfloat16),
+            torch.zeros(1, 4, 16),
+            torch.zeros(1, 4, 16, dtype=torch.bfloat16, device="meta"),
+        ):
+            with pytest.raises(Unsupported, match="out is"):
+                decoder.run(plan, 0, query(), out=out)
+        assert not wide.any()

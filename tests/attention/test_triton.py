@@ -23,10 +23,12 @@ def test_it_needs_a_gpu_that_converts_fp8(monkeypatch: pytest.MonkeyPatch) -> No
     wanted = Wanted.of(build(Case(head_dim=16)).view, 8, prefill=False, causal=False)
     assert backend.refusal(wanted) == "triton: pages on cpu: use reference"
     device = torch.device("cuda:0")
-    cuda = SimpleNamespace(device=device)
+    cuda = SimpleNamespace(device=device, wide=False)
     for capability, refused in (((8, 0), True), ((8, 9), False), ((9, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
         assert (backend.refusal(cuda) is not None) == refused  # type: ignore[arg-type]
+    cuda.wide = True
+    assert "32 bits" in str(backend.refusal(cuda))  # type: ignore[arg-type]
 
 
 @interpreted
