@@ -37,14 +37,18 @@ def test_a_case_is_as_large_as_it_says(*, keys: bool) -> None:
     assert len(case.room) == case.codec.outputs[BLOB].capacity
 
 
-def test_every_size_scope_form_and_direction_is_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def slow_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other side is a script that says it took long."""
     script = tmp_path / "peer.py"
     script.write_text(SLOW, encoding="utf-8")
     monkeypatch.setattr(_peer, "SCRIPT", script)
     monkeypatch.setattr(bench, "build", lambda: Path(sys.executable))
     monkeypatch.setattr(bench, "BATCH", 1 << 16)
+
+
+@pytest.mark.usefixtures("slow_peer")
+def test_every_size_scope_form_and_direction_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "LARGEST", 1 << 17)
     pairs = list(bench.against_lmcache(1, sizes=[1 << 16]))
     assert len({pair.name for pair in pairs}) == len(pairs) == 10
@@ -59,14 +63,8 @@ def test_every_size_scope_form_and_direction_is_compared(
     assert bench.size_name(1 << 16) == "64 KiB"
 
 
-def test_the_largest_block_has_none_larger_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "peer.py"
-    script.write_text(SLOW, encoding="utf-8")
-    monkeypatch.setattr(_peer, "SCRIPT", script)
-    monkeypatch.setattr(bench, "build", lambda: Path(sys.executable))
-    monkeypatch.setattr(bench, "BATCH", 1 << 16)
+@pytest.mark.usefixtures("slow_peer")
+def test_the_largest_block_has_none_larger_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "LARGEST", 1 << 16)
     assert len(list(bench.against_lmcache(1, sizes=[1 << 16]))) == 8
 
