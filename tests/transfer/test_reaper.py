@@ -50,7 +50,9 @@ async def test_one_callback_takes_many_and_leaves_the_rest_to_the_next() -> None
         await turns(1)
         counts.append(len(log.seen))
     assert max(counts) == len(fences)
-    assert REAP_AT_ONCE in counts
+    # Trio may run two callbacks between two looks, in an order that it draws.
+    assert any(0 < count < len(fences) for count in counts)
+    assert all(count % REAP_AT_ONCE == 0 for count in counts)
     assert [completion.fence for completion in log.seen] == fences
     reaper.detach()
     device.completions.post(Fence())
