@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, final
 
 import typer
@@ -31,8 +31,6 @@ from tiers.format import V1Scope
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
-    from typing import Self
 
 THREADS: Final = 2
 HEADS: Final = 8
@@ -115,13 +113,12 @@ class Peers:
     """Processes of the other side, asked in turn.
 
     Args:
-        python: their interpreter.
+        peers: the processes.
     """
 
-    def __init__(self, python: Path) -> None:
-        self._stack = ExitStack()
-        self._peers = [self._stack.enter_context(Peer(python)) for _ in range(PROCESSES)]
-        self._turns = itertools.cycle(self._peers)
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        self._peers = peers
+        self._turns = itertools.cycle(peers)
 
     def prepare(self, case: Case) -> None:
         """Have every process get its memory ready."""
@@ -137,16 +134,12 @@ class Peers:
         """Seconds of a number of calls in the process whose turn it is."""
         return float(next(self._turns).ask(do="time", call=call, repeats=repeats)["seconds"])
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
+@contextmanager
+def peers_of(python: Path) -> Iterator[Peers]:
+    """Processes of an interpreter; those that were started end with the block, whatever happens."""
+    with ExitStack() as stack:
+        yield Peers([stack.enter_context(Peer(python)) for _ in range(PROCESSES)])
 
 
 def against_lmcache(rounds: int, sizes: Sequence[int] = tuple(SIZES)) -> Iterator[Pair]:
@@ -161,7 +154,7 @@ def against_lmcache(rounds: int, sizes: Sequence[int] = tuple(SIZES)) -> Iterato
                 for keys in (True, False):
                     what = f"{size_name(nbytes)} {'K+V' if keys else 'V'} {scope_name}"
                     case = Case(nbytes, scope, keys=keys, team=team)
-                    with Peers(python) as peers:
+                    with peers_of(python) as peers:
                         peers.prepare(case)
                         yield from _both_ways(peers, case, what, rounds, SIZES[nbytes])
         yield from _after_larger(python, team, rounds, [n for n in sizes if n < LARGEST])
@@ -170,7 +163,7 @@ def against_lmcache(rounds: int, sizes: Sequence[int] = tuple(SIZES)) -> Iterato
 def _after_larger(python: Path, team: Team, rounds: int, sizes: Sequence[int]) -> Iterator[Pair]:
     if not sizes:
         return
-    with Peers(python) as peers:
+    with peers_of(python) as peers:
         peers.prepare(Case(LARGEST, V1Scope.TENSOR, keys=True, team=team))
         for name in ("encode", "decode"):
             peers.warm(name)
